@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::notice::Event;
-use super::shared::Shared;
+use super::shared::Journal;
 use crate::chunk::Message;
 use crate::counters::Counter;
 use crate::session::PeerId;
@@ -92,19 +92,19 @@ impl Messages {
     /// again, so nothing of it is remembered. False if it counts as not received.
     pub(super) fn receive(
         &mut self,
-        shared: &mut Shared,
+        journal: &mut Journal,
         peer: PeerId,
         (id, bytes): (u32, &[u8]),
     ) -> bool {
         if bytes.len() > MAX_CONTROL {
-            shared.count(Counter::FrameMalformed);
+            journal.count(Counter::FrameMalformed);
             return true;
         }
         if self.seen.contains(&id) {
             return true;
         }
         if self.taken >= MAX_TAKEN {
-            shared.count(Counter::ControlRefused);
+            journal.count(Counter::ControlRefused);
             return false;
         }
         if self.seen.len() == SEEN {
@@ -113,7 +113,7 @@ impl Messages {
         self.seen.push_back(id);
         self.taken += 1;
         let (peer, bytes) = (peer.index(), bytes.to_vec());
-        shared.events.push(Event::Control { peer, bytes });
+        journal.events.push(Event::Control { peer, bytes });
         true
     }
 

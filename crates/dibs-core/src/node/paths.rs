@@ -16,7 +16,7 @@ pub(super) use self::joins::{Arrival, is_joining};
 pub(super) use self::link::{Link, PROOF_SPACING, Verdict, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
 use super::deadline::{Deadline, Reason};
-use super::shared::Shared;
+use super::shared::{Setup, Shared};
 use crate::path::{PathState, TimeoutAction};
 use crate::path_index::PathIndex;
 use crate::session::PathId;
@@ -110,8 +110,8 @@ impl PathSet {
     }
 
     /// Those that new data may go by.
-    pub(super) fn active(&self, shared: &Shared) -> impl Iterator<Item = &Link> {
-        self.iter().filter(|link| link.is_active(shared))
+    pub(super) fn active(&self, setup: &Setup) -> impl Iterator<Item = &Link> {
+        self.iter().filter(|link| link.is_active(setup))
     }
 
     /// The place of the path with this id.
@@ -131,16 +131,16 @@ impl PathSet {
     }
 
     /// The round trips of the shortest and the longest active path.
-    pub(super) fn trips(&self, shared: &Shared) -> (Duration, Duration) {
-        let trips = self.active(shared).map(|link| link.path.stats().srtt);
+    pub(super) fn trips(&self, setup: &Setup) -> (Duration, Duration) {
+        let trips = self.active(setup).map(|link| link.path.stats().srtt);
         trips.fold((Duration::MAX, Duration::ZERO), |(low, high), trip| {
             (low.min(trip), high.max(trip))
         })
     }
 
     /// Whether new data may go by a trusted one.
-    pub(super) fn has_trusted(&self, shared: &Shared) -> bool {
-        self.active(shared).any(|link| link.trusted)
+    pub(super) fn has_trusted(&self, setup: &Setup) -> bool {
+        self.active(setup).any(|link| link.trusted)
     }
 
     /// Where the peer is, by local path.
@@ -256,7 +256,7 @@ impl PathSet {
             let (local, _) = self.endpoints[at];
             let of_local = |(other, _): &&(PathIndex, SocketAddr)| *other == local;
             let had_turn = self.endpoints[..at].iter().any(|other| of_local(&other));
-            if had_turn || !shared.local[local].is_usable() {
+            if had_turn || !shared.setup.local[local].is_usable() {
                 continue;
             }
             let several = self.endpoints.iter().filter(of_local).count() > 1;
@@ -362,7 +362,10 @@ impl PathSet {
     /// The session is new, and is to be used at once, so that the peer confirms it.
     pub(super) fn use_session(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
         // By one that carries something, if there is such a one: the peer is to hear of it.
-        let active = self.links.iter().position(|link| link.is_active(shared));
+        let active = self
+            .links
+            .iter()
+            .position(|link| link.is_active(&shared.setup));
         let open = || self.links.iter().position(Link::is_open);
         if let Some(at) = active.or_else(open) {
             self.links[at].elicit_ack();
@@ -381,8 +384,8 @@ impl PathSet {
     }
 
     /// Deadline of what is due first: of the paths only if there is a session.
-    pub(super) fn poll_timeout(&self, shared: &Shared, has_session: bool) -> Option<Deadline> {
-        let usable = |link: &&Link| has_session && shared.local[link.local].is_usable();
+    pub(super) fn poll_timeout(&self, setup: &Setup, has_session: bool) -> Option<Deadline> {
+        let usable = |link: &&Link| has_session && setup.local[link.local].is_usable();
         let links = self.iter().filter(usable).flat_map(|l| {
             [
                 l.timer(),
@@ -432,7 +435,7 @@ impl PathSet {
         lost: &mut Vec<u64>,
     ) {
         let others = || self.iter().enumerate().filter(|(other, _)| *other != at);
-        let answers = |other: &Link| other.is_active(shared) && !other.path.is_unanswered();
+        let answers = |other: &Link| other.is_active(&shared.setup) && !other.path.is_unanswered();
         let elsewhere = others().any(|(_, other)| answers(other));
         let keepalive = self.keepalive(self.links[at].id);
         let link = &mut self.links[at];

@@ -22,7 +22,7 @@ use super::paths::{Arrival, Link, PathSet, Verdict, is_joining};
 use super::protection::Protection;
 use super::receive::{ReceiveCx, Receiver};
 use super::send::{self, NOT_BARE, RetransmitQueue, Shares, Turn, key_of};
-use super::shared::Shared;
+use super::shared::{Setup, Shared};
 use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::in_flight::InFlight;
@@ -63,19 +63,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(
-        now: Time,
-        id: PeerId,
-        hosts: Hosts,
-        paths: PathSet,
-        shared: &Shared,
-    ) -> Self {
+    pub(crate) fn new(now: Time, id: PeerId, hosts: Hosts, paths: PathSet, setup: &Setup) -> Self {
         Self {
             id,
             hosts,
             association: Association::new(now),
             paths,
-            flows: FlowTable::new(shared.hash_keys),
+            flows: FlowTable::new(setup.hash_keys),
             in_flight: InFlight::default(),
             retransmit: RetransmitQueue::default(),
             shares: Shares::default(),
@@ -117,7 +111,7 @@ impl Peer {
         segment: &Segment<'_>,
         gso_size: u16,
     ) -> Taken {
-        if shared.bumps.get(bump).is_none() {
+        if shared.setup.bumps.get(bump).is_none() {
             return Taken::Opaque;
         }
         let (receiver, mut cx) = self.receiving(now, shared);
@@ -151,7 +145,7 @@ impl Peer {
                     seq: segment.seq,
                     tcp: OwnedFields::new(&tcp_fields::of_segment(segment, conn.out.meta)),
                 };
-                let waiting = match shared.bumps.of(bump).split() {
+                let waiting = match shared.setup.bumps.of(bump).split() {
                     Some(_) => &mut self.shares.segments,
                     None => &mut self.segments,
                 };
@@ -212,7 +206,7 @@ impl Peer {
             && link.is_open()
         {
             let marked = arrival.marked && opened.authenticated;
-            link.on_taken(now, shared, opened.seq, verdict, marked);
+            link.on_taken(now, &shared.setup, opened.seq, verdict, marked);
         }
     }
 
@@ -304,7 +298,9 @@ impl Peer {
                 return receiver.take(&mut cx, arrival.path, frame, payload);
             }
             Frame::Control { id, bytes } => {
-                return self.messages.receive(shared, self.id, (id, bytes));
+                return self
+                    .messages
+                    .receive(&mut shared.journal, self.id, (id, bytes));
             }
             Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
             Frame::FlowUnknown { flow, incarnation } => self.flows.on_unknown(flow, incarnation),
@@ -361,7 +357,7 @@ impl Peer {
                 Content::Share(share) if share.opens => {
                     let segment = self.in_flight.segment_of_share(share);
                     let incarnation = segment.chain.incarnation;
-                    flows.confirm_share(&shared.bumps, segment.conn, incarnation, share.set);
+                    flows.confirm_share(&shared.setup.bumps, segment.conn, incarnation, share.set);
                 }
                 Content::Opened {
                     conn,
@@ -369,7 +365,9 @@ impl Peer {
                     set,
                 } => match set {
                     None => flows.confirm(*conn, *incarnation),
-                    Some(set) => flows.confirm_share(&shared.bumps, *conn, *incarnation, *set),
+                    Some(set) => {
+                        flows.confirm_share(&shared.setup.bumps, *conn, *incarnation, *set)
+                    }
                 },
                 Content::Control(_) => self.messages.on_acked(),
                 Content::Share(_) | Content::Fragment { .. } => {}
@@ -388,7 +386,10 @@ impl Peer {
         shared: &mut Shared,
         established: Established,
     ) {
-        if let Some(news) = self.association.on_established(shared, established) {
+        if let Some(news) = self
+            .association
+            .on_established(&mut shared.journal, established)
+        {
             self.take_news(now, shared, news);
         }
     }
@@ -401,7 +402,10 @@ impl Peer {
         session: SessionId,
         confirmed: bool,
     ) {
-        if let Some(news) = self.association.on_used(shared, session, confirmed) {
+        if let Some(news) = self
+            .association
+            .on_used(&mut shared.journal, session, confirmed)
+        {
             self.take_news(now, shared, news);
         }
     }
@@ -413,7 +417,10 @@ impl Peer {
         }
         if is_up {
             let peer = self.id.index();
-            shared.events.push(Event::PeerUp { peer, restarted });
+            shared
+                .journal
+                .events
+                .push(Event::PeerUp { peer, restarted });
         }
         self.paths.dial_at_once(now);
         let given_up = self.paths.use_session(now, shared);
@@ -424,7 +431,7 @@ impl Peer {
     pub(crate) fn on_down(&mut self, shared: &mut Shared) {
         if self.association.on_down() {
             let peer = self.id.index();
-            shared.events.push(Event::PeerDown { peer });
+            shared.journal.events.push(Event::PeerDown { peer });
         }
     }
 
@@ -442,7 +449,7 @@ impl Peer {
     /// A local interface came or went.
     pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: PathIndex) {
         self.paths.dial_at_once(now);
-        let up = shared.local[local].is_usable();
+        let up = shared.setup.local[local].is_usable();
         let mut lost = std::mem::take(&mut shared.scratch.lost);
         for at in 0..self.paths.len() {
             let link = &mut self.paths[at];
@@ -518,21 +525,21 @@ impl Peer {
     }
 
     /// Whether anything can be sent by this local path.
-    fn may_use(&self, shared: &Shared, local: PathIndex) -> bool {
-        self.association.is_up() && shared.local[local].is_usable()
+    fn may_use(&self, setup: &Setup, local: PathIndex) -> bool {
+        self.association.is_up() && setup.local[local].is_usable()
     }
 
     /// Deadline of the next [`handle_timeout`](Self::handle_timeout).
-    pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Deadline> {
+    pub(crate) fn poll_timeout(&self, setup: &Setup) -> Option<Deadline> {
         let Self {
             paths,
             flows,
             in_flight,
             ..
         } = self;
-        let drain = self.handover.poll_timeout(shared, flows, paths, in_flight);
+        let drain = self.handover.poll_timeout(setup, flows, paths, in_flight);
         let due = [
-            paths.poll_timeout(shared, self.association.is_up()),
+            paths.poll_timeout(setup, self.association.is_up()),
             Reason::Call.at(self.association.poll_timeout()),
             Reason::Receiver.at(self.receiver.poll_timeout()),
             Reason::Handover.at(drain),
@@ -546,7 +553,7 @@ impl Peer {
     pub(crate) fn handle_timeout(&mut self, now: Time, shared: &mut Shared) {
         self.paths.release(now);
         for at in 0..self.paths.len() {
-            if !self.may_use(shared, self.paths[at].local) {
+            if !self.may_use(&shared.setup, self.paths[at].local) {
                 continue;
             }
             let mut lost = std::mem::take(&mut shared.scratch.lost);

@@ -104,7 +104,7 @@ impl Turn<'_> {
             .or_else(|| {
                 let patience = Patience {
                     turn: cx.paths.quantum(),
-                    target: cx.paths.standing(cx.shared),
+                    target: cx.paths.standing(&cx.shared.setup),
                 };
                 let round = Round {
                     fq: self.fq,
@@ -118,7 +118,7 @@ impl Turn<'_> {
                 round.send(cx)
             });
         let refused = cx.sealer.refused;
-        shared.counters.add(Counter::KeysExhausted, refused);
+        shared.journal.counters.add(Counter::KeysExhausted, refused);
         out
     }
 }

@@ -93,7 +93,7 @@ pub struct ConnSnapshot {
 impl Node {
     /// Bytes of UDP payload by local path that sessions sent, or opened: neither handshakes nor what strangers send.
     pub fn carried(&self) -> &[u64] {
-        self.shared.carried()
+        &self.shared.journal.carried
     }
 
     /// All peers, by index.
@@ -102,7 +102,7 @@ impl Node {
             .iter()
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
-                reachable: p.paths.iter().any(|l| l.is_alive(&self.shared)),
+                reachable: p.paths.iter().any(|l| l.is_alive(&self.shared.setup)),
                 keys: self.sessions.origin(now, p.id),
                 by_untrusted: self.sessions.may_go_by_untrusted(p.id),
                 conns: p.flows.len(),
@@ -127,8 +127,8 @@ impl Node {
                     local: link.local.get(),
                     remote: link.remote,
                     trusted: link.trusted,
-                    state: link.state_name(&self.shared),
-                    unused: peer.paths.unused(&self.shared, at),
+                    state: link.state_name(&self.shared.setup),
+                    unused: peer.paths.unused(&self.shared.setup, at),
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,
@@ -173,6 +173,6 @@ impl Node {
 
     /// All counters.
     pub fn counters(&self) -> &Counters {
-        &self.shared.counters
+        &self.shared.journal.counters
     }
 }

@@ -585,7 +585,7 @@ fn a_restarted_peer_is_noticed_and_the_stream_goes_on() {
     pair.send(0, 1, &data, 0, 1);
     pair.run(Duration::from_millis(200));
     pair.nodes[0] = node(0, 77, Integrity::On);
-    pair.nodes[0].shared.instance ^= 1;
+    pair.nodes[0].shared.setup.instance ^= 1;
     pair.run(Duration::from_secs(5));
     pair.assert_open();
     pair.send(0, 20_001, &data, 0, 2);

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::{Link, MAX_LINKS, PathSet};
 use crate::chunk::Placement;
 use crate::flow::queue::TARGET;
-use crate::node::shared::Shared;
+use crate::node::shared::Setup;
 use crate::path::Blocked;
 use crate::preference::Unused;
 use crate::session::PathId;
@@ -171,15 +171,15 @@ impl PathSet {
     /// The paths, by index, that the user would have carry what is allowed to go by them.
     pub(in crate::node) fn carriers(
         &self,
-        shared: &Shared,
+        setup: &Setup,
         placement: Placement,
         kind: Kind,
     ) -> Indices {
         let allowed = |at: &usize| {
             let link = &self.links[*at];
             let goes = match kind {
-                Kind::Message => link.is_alive(shared),
-                Kind::First | Kind::New | Kind::Other => link.is_active(shared),
+                Kind::Message => link.is_alive(setup),
+                Kind::First | Kind::New | Kind::Other => link.is_active(setup),
             };
             placement.allows(link.id, link.trusted) && goes
         };
@@ -187,18 +187,18 @@ impl PathSet {
         // A path that keeps silent may have died: what is given to it would perhaps wait until that is known.
         let answers = |at: usize| !self.links[at].path.is_unanswered();
         prefer(&mut all, answers);
-        prefer(&mut all, |at| self.links[at].is_active(shared));
-        let role = |at: usize| shared.local[self.links[at].local].usage.role;
+        prefer(&mut all, |at| self.links[at].is_active(setup));
+        let role = |at: usize| setup.local[self.links[at].local].usage.role;
         prefer(&mut all, |at| role(at) != Role::Backup);
         let is_hinted = matches!(kind, Kind::First | Kind::New);
-        let Some(hint) = shared.policy.hint.filter(|_| is_hinted) else {
+        let Some(hint) = setup.policy.hint.filter(|_| is_hinted) else {
             return all;
         };
         let is_preferred = |at: usize| self.links[at].local.is_preferred(&hint);
         if kind == Kind::First || !all.iter().any(|at| is_preferred(*at) && answers(*at)) {
             prefer(&mut all, |at| !is_preferred(at));
         } else if { all.iter() }
-            .any(|at| is_preferred(*at) && self.is_near(shared, &self.links[*at]))
+            .any(|at| is_preferred(*at) && self.is_near(setup, &self.links[*at]))
         {
             prefer(&mut all, is_preferred);
         }
@@ -206,31 +206,31 @@ impl PathSet {
     }
 
     /// Whether a path's round trip is no longer than the hint allows.
-    fn is_near(&self, shared: &Shared, link: &Link) -> bool {
-        let active = self.links.iter().filter(|link| link.is_active(shared));
+    fn is_near(&self, setup: &Setup, link: &Link) -> bool {
+        let active = self.links.iter().filter(|link| link.is_active(setup));
         let least = active.map(|link| link.path.srtt()).min();
-        let delta = shared.policy.hint.map_or(f64::INFINITY, |hint| hint.delta);
+        let delta = setup.policy.hint.map_or(f64::INFINITY, |hint| hint.delta);
         least.is_none_or(|least| link.path.srtt().as_secs_f64() <= least.as_secs_f64() * delta)
     }
 
     /// The path for what goes at once, whatever the windows: the one of the least round trip.
     pub(in crate::node) fn quickest(
         &self,
-        shared: &Shared,
+        setup: &Setup,
         placement: Placement,
         kind: Kind,
     ) -> Option<usize> {
-        let carriers = self.carriers(shared, placement, kind);
+        let carriers = self.carriers(setup, placement, kind);
         let is_secondary =
-            |at: &usize| shared.local[self.links[*at].local].usage.role == Role::Secondary;
+            |at: &usize| setup.local[self.links[*at].local].usage.role == Role::Secondary;
         let key = |at: &usize| (is_secondary(at), self.links[*at].path.srtt());
         carriers.into_iter().min_by_key(key)
     }
 
     /// Why new data does not go by this path; none if it may.
-    pub(in crate::node) fn unused(&self, shared: &Shared, at: usize) -> Option<Unused> {
+    pub(in crate::node) fn unused(&self, setup: &Setup, at: usize) -> Option<Unused> {
         let link = &self.links[at];
-        let local = &shared.local[link.local];
+        let local = &setup.local[link.local];
         if local.usage.role == Role::Never {
             return Some(Unused::Never);
         }
@@ -243,14 +243,14 @@ impl PathSet {
         if !link.is_open() {
             return Some(Unused::Joining);
         }
-        if !link.is_alive(shared) {
+        if !link.is_alive(setup) {
             return Some(Unused::Unanswered);
         }
         if link.is_spent_there() {
             return Some(Unused::SpentThere);
         }
-        let carries = |kind| self.carriers(shared, Placement::Any, kind).contains(&at);
-        let preferred = shared
+        let carries = |kind| self.carriers(setup, Placement::Any, kind).contains(&at);
+        let preferred = setup
             .policy
             .hint
             .is_some_and(|hint| link.local.is_preferred(&hint));
@@ -264,7 +264,7 @@ impl PathSet {
         match preferred {
             false if !carries(Kind::New) => Some(Unused::NotPreferred),
             true if link.path.is_unanswered() => Some(Unused::PreferredUnanswered),
-            true if !self.is_near(shared, link) => Some(Unused::PreferredTooFar),
+            true if !self.is_near(setup, link) => Some(Unused::PreferredTooFar),
             _ => link.passed_over.then_some(Unused::Slower),
         }
     }
@@ -274,8 +274,8 @@ impl PathSet {
     /// A sender that answers a loss by having a third less under way, as CUBIC does, leaves a path idle after it unless
     /// half a round trip waited before. And where paths differ, it has the sum of them only if it has so much more under
     /// way that what goes by the shortest waits for as long as the longest takes longer.
-    pub(in crate::node) fn standing(&self, shared: &Shared) -> Duration {
-        let used = self.carriers(shared, Placement::Any, Kind::New);
+    pub(in crate::node) fn standing(&self, setup: &Setup) -> Duration {
+        let used = self.carriers(setup, Placement::Any, Kind::New);
         let trips = || used.iter().map(|at| self.links[*at].path.min_rtt());
         let least = trips().min().unwrap_or_default();
         let longer = trips()
@@ -285,15 +285,10 @@ impl PathSet {
     }
 
     /// The path for what is `wanted`.
-    pub(in crate::node) fn choose(
-        &mut self,
-        shared: &Shared,
-        now: Time,
-        wanted: &Wanted,
-    ) -> Choice {
-        let back = self.active(shared).map(|link| link.path.min_rtt()).min();
+    pub(in crate::node) fn choose(&mut self, setup: &Setup, now: Time, wanted: &Wanted) -> Choice {
+        let back = self.active(setup).map(|link| link.path.min_rtt()).min();
         let back = back.unwrap_or_default() / 2;
-        let mut carriers = self.carriers(shared, wanted.placement, wanted.kind);
+        let mut carriers = self.carriers(setup, wanted.placement, wanted.kind);
         if wanted.avoid == Avoid::Trusted {
             carriers.retain(|at| !self.links[*at].trusted);
         }
@@ -304,7 +299,7 @@ impl PathSet {
         let mut release: Option<Time> = None;
         for at in &carriers {
             let link = &self.links[*at];
-            let offer = Offer::of(link, shared, now, wanted, back);
+            let offer = Offer::of(link, setup, now, wanted, back);
             if offer.budget == 0
                 && let Blocked::Pacing(t) = link.path.blocked_until(now, wanted.bytes)
             {
@@ -333,7 +328,7 @@ impl PathSet {
 }
 
 impl Offer {
-    fn of(link: &Link, shared: &Shared, now: Time, wanted: &Wanted, back: Duration) -> Self {
+    fn of(link: &Link, setup: &Setup, now: Time, wanted: &Wanted, back: Duration) -> Self {
         let path = &link.path;
         let budget = path.budget(now, wanted.bytes);
         let awaited = match budget {
@@ -353,7 +348,7 @@ impl Offer {
             turn: link.turn,
             is_ample: link.trusted && path.most_rate() >= PLENTY,
             is_avoided: wanted.avoid == Avoid::Link(link.id),
-            is_secondary: shared.local[link.local].usage.role == Role::Secondary,
+            is_secondary: setup.local[link.local].usage.role == Role::Secondary,
             is_unanswered: path.is_unanswered(),
         }
     }

@@ -36,7 +36,7 @@ impl SendCx<'_> {
 
     /// The path for what no flow waits for, and its budget; none if it has to wait.
     pub(super) fn choose(&mut self, wanted: &Wanted) -> Option<(usize, usize)> {
-        match self.paths.choose(self.shared, self.now, wanted) {
+        match self.paths.choose(&self.shared.setup, self.now, wanted) {
             Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
                 self.paths.wait_until(at);
@@ -49,7 +49,7 @@ impl SendCx<'_> {
     /// Placement of the daemons' messages: trusted paths, or any as long as none of those carries anything. They are
     /// encrypted whole, so this is no matter of secrecy: a trusted path is not so easily cut.
     pub(super) fn message_placement(&self) -> Placement {
-        match self.paths.has_trusted(self.shared) {
+        match self.paths.has_trusted(&self.shared.setup) {
             true => Placement::TrustedOnly,
             false => Placement::Any,
         }
@@ -57,6 +57,7 @@ impl SendCx<'_> {
 
     /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
     pub(super) fn is_lax(&self) -> bool {
-        !self.shared.policy.hold_without_trusted && !self.paths.has_trusted(self.shared)
+        !self.shared.setup.policy.hold_without_trusted
+            && !self.paths.has_trusted(&self.shared.setup)
     }
 }

@@ -404,7 +404,7 @@ impl Cutter<'_, '_, '_> {
         .frame(chain_id(out), piece.tcp, self.open)
         .encode(&mut Writer::new(block));
         let set = shares.take_set();
-        let len = self.shared.split_scratch(*split);
+        let len = self.shared.scratch.split(&mut self.shared.pads, *split);
         let mut pending: SmallVec<[Key; 4]> = SmallVec::new();
         for (index, (&at, &batch)) in run.carrier.links.iter().zip(&run.batches).enumerate() {
             let share = ShareOf {
@@ -422,7 +422,7 @@ impl Cutter<'_, '_, '_> {
             pending.push(key);
             let datagram = &mut self.in_flight.batch_mut(batch)[run.at..][..SHARE_OVERHEAD + len];
             datagram[CLEAR_HEADER_LEN..CLEAR_HEADER_LEN + len]
-                .copy_from_slice(self.shared.share(index, len));
+                .copy_from_slice(self.shared.scratch.share(index, len));
             let frame = share_frame(*split, self.bump.number, (set, index as u8), false);
             frame::encode(
                 &frame,
@@ -477,13 +477,14 @@ fn chain_id(out: &Outgoing) -> ChainId {
 /// unpredictable, with the configured share as its mean, however short the chunks are. What others
 /// went beyond it is made up for.
 fn next_trusted(shared: &mut Shared, len: usize) -> i64 {
-    if shared.policy.trusted_share >= 1.0 {
+    if shared.setup.policy.trusted_share >= 1.0 {
         return 0;
     }
-    if shared.policy.trusted_share <= 0.0 {
+    if shared.setup.policy.trusted_share <= 0.0 {
         return i64::MAX / 2;
     }
-    let mean = len as f64 * (1.0 - shared.policy.trusted_share) / shared.policy.trusted_share;
+    let mean =
+        len as f64 * (1.0 - shared.setup.policy.trusted_share) / shared.setup.policy.trusted_share;
     let most = (2.0 * mean).min(f64::from(u32::MAX)) as u64;
-    shared.random_below(most) as i64
+    shared.dice.random_below(most) as i64
 }

@@ -21,7 +21,7 @@ use crate::flow::queue::Patience;
 use crate::node::fq::{FairQueue, List, parsed};
 use crate::node::out::Out;
 use crate::node::paths::{Avoid, Choice, Kind, Wanted};
-use crate::node::shared::Shared;
+use crate::node::shared::Setup;
 use crate::session::Integrity;
 use crate::slab::Key;
 
@@ -39,8 +39,8 @@ fn kind(conn: &Conn) -> Kind {
 }
 
 /// How new data of a connection is shared out over the paths.
-fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
-    conn.out.schedule.own.unwrap_or(shared.policy.scheduler)
+fn scheduler(conn: &Conn, setup: &Setup) -> Scheduler {
+    conn.out.schedule.own.unwrap_or(setup.policy.scheduler)
 }
 
 /// Opens a flow whose head was queued before the peer restarted.
@@ -147,14 +147,17 @@ impl Round<'_> {
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
     fn judge(&mut self, cx: &mut SendCx<'_>, key: Key) -> bool {
-        let trips = cx.paths.active(cx.shared).map(|link| link.path.srtt());
+        let trips = cx
+            .paths
+            .active(&cx.shared.setup)
+            .map(|link| link.path.srtt());
         let of_turn = (self.patience, trips.max().unwrap_or_default());
         self.fq.judge(cx.now, cx.shared, cx.flows, key, of_turn)
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
     fn send_run(&mut self, cx: &mut SendCx<'_>, key: Key, list: List) -> Result<Out, Unsent> {
-        let bumps = Arc::clone(&cx.shared.bumps);
+        let bumps = Arc::clone(&cx.shared.setup.bumps);
         let bump = bumps.of(cx.flows.get(key).expect("the caller has it").bump);
         let mut placed = self.place(cx, key, bump)?;
         // Only what can go is judged: waiting for a path is no congestion.
@@ -196,7 +199,7 @@ impl Round<'_> {
                 false => Placement::Any,
             },
             kind: kind(conn),
-            scheduler: scheduler(conn, cx.shared),
+            scheduler: scheduler(conn, &cx.shared.setup),
             bytes: left + MAX_OVERHEAD,
             backlog: self.fq.backlog(),
             avoid: Avoid::Nothing,
@@ -229,9 +232,9 @@ impl Round<'_> {
 
     /// The scheduler under the rules of trust.
     fn choose(&self, cx: &mut SendCx<'_>, mut wanted: Wanted, chained: bool) -> Choice {
-        let ruled = !chained || cx.paths.has_trusted(cx.shared);
+        let ruled = !chained || cx.paths.has_trusted(&cx.shared.setup);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
-        if !ruled && cx.shared.policy.hold_without_trusted {
+        if !ruled && cx.shared.setup.policy.hold_without_trusted {
             return Choice::Nobody;
         }
         if !ruled {
@@ -240,7 +243,7 @@ impl Round<'_> {
         if self.trusted_awaited && wanted.placement == Placement::Any {
             wanted.avoid = Avoid::Trusted;
         }
-        cx.paths.choose(cx.shared, cx.now, &wanted)
+        cx.paths.choose(&cx.shared.setup, cx.now, &wanted)
     }
 
     /// Cuts the head of a flow's queue into chunks, and what follows, as many as fit one send: of this
@@ -254,7 +257,7 @@ impl Round<'_> {
         bump: &Bump,
     ) -> Option<Out> {
         let conn = cx.flows.get(key).expect("the caller has it");
-        let alike = (kind(conn), scheduler(conn, cx.shared));
+        let alike = (kind(conn), scheduler(conn, &cx.shared.setup));
         let is_redundant = alike.1 == Scheduler::Redundant;
         let list = Some(list).filter(|list| *list != List::TrustedOnly && carrier.split.is_none());
         let wanted = self.wanted(cx, key, list, carrier.usual_payload());
@@ -309,8 +312,8 @@ impl Round<'_> {
         let key = self.next_flow(cx, list, &mut 0)?;
         let conn = cx.flows.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump.number
-            && scheduler(conn, cx.shared) == by
-            && (cx.shared.policy.hint.is_none() || kind(conn) == of_kind)
+            && scheduler(conn, &cx.shared.setup) == by
+            && (cx.shared.setup.policy.hint.is_none() || kind(conn) == of_kind)
             && conn.out.secrets.is_some()
             && conn.out.queue.passes(cx.now, self.patience);
         if !fits {

@@ -389,7 +389,7 @@ pub(super) fn shape(cx: &SendCx<'_>, link: usize, chunk: &Chunk) -> Option<Shape
 /// Whether what is sent of a connection shows only a few lengths.
 fn is_padded(cx: &SendCx<'_>, conn: Key) -> bool {
     let conn = cx.flows.get(conn);
-    conn.is_some_and(|conn| cx.shared.bumps.of(conn.bump).is_padded())
+    conn.is_some_and(|conn| cx.shared.setup.bumps.of(conn.bump).is_padded())
 }
 
 /// Encodes the first chunk of a queue anew, and those behind it that can go in the same send. They leave the queue.
@@ -449,7 +449,7 @@ fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: 
             cx.flows.open_frame(segment.conn),
         )
         .encode(&mut Writer::new(&mut block[..shape.header]));
-    let seal = match cx.shared.bumps.of(conn.bump).is_sealed() {
+    let seal = match cx.shared.setup.bumps.of(conn.bump).is_sealed() {
         true => Seal::All,
         false => Seal::Headers,
     };

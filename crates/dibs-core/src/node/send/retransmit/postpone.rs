@@ -35,7 +35,7 @@ impl RetransmitQueue {
             ..
         } = cx;
         for link in paths.iter_mut() {
-            if !link.is_active(shared) {
+            if !link.is_active(&shared.setup) {
                 let shares = &mut link.shares;
                 shares.retain_mut(|lost| postpone(flows, in_flight, &mut shared.pool, lost));
             }
@@ -49,6 +49,6 @@ impl RetransmitQueue {
 
 /// Whether no path that may carry such carries anything now.
 fn is_away(cx: &SendCx<'_>, placement: Placement) -> bool {
-    let mut active = cx.paths.active(cx.shared);
+    let mut active = cx.paths.active(&cx.shared.setup);
     !active.any(|link| placement.allows(link.id, link.trusted))
 }
