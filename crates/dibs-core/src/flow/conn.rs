@@ -102,7 +102,7 @@ impl Opening {
 pub struct Outgoing {
     /// Our number of the flow.
     pub flow: FlowId,
-    /// Where the kernel's segments stand.
+    /// Stream of the kernel's segments.
     pub stream: TxStream,
     /// IP fields that the flow was opened with.
     pub meta: IpMeta,
@@ -112,7 +112,7 @@ pub struct Outgoing {
     confirmed: bool,
     /// Sets of shares that open it.
     opening: Opening,
-    /// What waits for a path.
+    /// Queue of segments that wait for a path.
     pub queue: Queue,
     /// Its turns, and how its new data is shared out over the paths.
     pub schedule: FlowSchedule,
@@ -202,7 +202,7 @@ pub struct Incoming {
     pub stream: RxStream,
     /// Highest offset injected.
     pub top: u64,
-    /// What the local kernel was told last.
+    /// Acknowledgement that the local kernel was told last.
     pub ack_floor: AckFloor,
 }
 
@@ -246,7 +246,7 @@ pub struct IncomingDecoders<'a> {
 }
 
 impl<'a> IncomingDecoders<'a> {
-    /// Those of one incarnation of a flow.
+    /// Fields of one incarnation of a flow.
     pub const fn new(
         bump: &'a Bump,
         secrets: &'a EpochSecrets,
@@ -284,7 +284,7 @@ impl Decoders for IncomingDecoders<'_> {
 
 /// One connection in one bump.
 pub struct Conn {
-    /// What it has on whichever bump.
+    /// Key of the ends, which it has on every bump.
     pub ends: Key,
     /// The bump.
     pub bump: BumpId,
@@ -310,7 +310,7 @@ pub struct Conn {
     pub since: Time,
     /// Counters.
     pub stats: ConnStats,
-    /// Which paths carried it.
+    /// Bytes by the path that carried them.
     pub by_path: ByPath,
     /// When the peer was last told of a broken epoch, so that it is not told with every datagram.
     reported: Option<(u32, Time)>,
@@ -347,7 +347,7 @@ impl Conn {
         }
     }
 
-    /// Whether the outgoing flow is being opened.
+    /// True if the outgoing flow is being opened.
     pub const fn is_opening(&self) -> bool {
         self.out.secrets.is_some() && !self.out.confirmed
     }
@@ -429,7 +429,7 @@ impl Conn {
         }
     }
 
-    /// Whether something from the peer waits for a gap to close.
+    /// True if something from the peer waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.inc.as_ref().is_some_and(|inc| inc.stream.is_waiting())
     }

@@ -34,7 +34,7 @@ impl FlowSchedule {
         self.takes_part = false;
     }
 
-    /// Whether its turn is over.
+    /// True if its turn is over.
     pub const fn is_spent(&self) -> bool {
         self.credit <= 0
     }
@@ -49,7 +49,7 @@ impl FlowSchedule {
         self.credit -= bytes as i32;
     }
 
-    /// Whether the next chunk goes by a trusted path come what may.
+    /// True if the next chunk goes by a trusted path come what may.
     pub const fn is_due(&self) -> bool {
         self.until_trusted <= 0
     }

@@ -74,7 +74,7 @@ impl Node {
         }
     }
 
-    /// What a local path may be used for changed.
+    /// Sets the usage that the user lets a local path have.
     pub fn set_usage(&mut self, now: Time, path: usize, usage: Usage) {
         let path = PathIndex::new(path);
         let local = &mut self.shared.setup.local[path];
@@ -169,7 +169,7 @@ impl Node {
         self.shared.setup.own.addresses = addresses;
     }
 
-    /// Those of them that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
+    /// Sets the addresses that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
     pub fn set_reachable(&mut self, addresses: Vec<IpAddr>) {
         self.shared.setup.own.reachable = addresses;
     }

@@ -33,11 +33,11 @@ use crate::time::Time;
 pub struct Transmit<'a> {
     /// Index of the local path whose socket it leaves by.
     pub path: usize,
-    /// Where it goes.
+    /// Destination.
     pub to: SocketAddr,
     /// Length of each datagram.
     pub segment: usize,
-    /// Whether they say that they are capable of ECN: ECT(0) in their IP header.
+    /// ECN: they say ECT(0) in their IP header.
     pub ect: bool,
     /// The datagrams, one behind the other.
     pub bytes: &'a [u8],
@@ -156,7 +156,7 @@ impl Node {
         self
     }
 
-    /// What opens copies of all that is sent by a session that came about.
+    /// Tap that opens copies of all that a new session sends.
     #[cfg(feature = "observe")]
     pub fn poll_tap(&mut self) -> Option<crate::session::Tap> {
         self.taps.pop_front()
@@ -469,8 +469,8 @@ impl Node {
         }
     }
 
-    /// Whether the caller has more packets of a TUN at hand, which it gives when it has sent what there is:
-    /// then what came last, and makes no full send, waits for them.
+    /// Notes if the caller has more packets of a TUN, and hands them over as soon as everything that is ready was sent.
+    /// A short last send then waits for them.
     pub const fn set_more_comes(&mut self, more: bool) {
         self.shared.more_comes = more;
     }

@@ -57,7 +57,7 @@ pub struct PathSnapshot {
     pub unused: Option<Unused>,
     /// Bytes received by it.
     pub bytes_received: u64,
-    /// What is measured on it.
+    /// Measurements of it.
     pub stats: PathStats,
     /// Trust keeps data waiting that another path could carry.
     pub held_by_trust: bool,

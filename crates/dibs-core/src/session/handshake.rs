@@ -84,7 +84,7 @@ pub enum Dropped {
     Overload,
 }
 
-/// What came of a handshake datagram.
+/// Outcome of a handshake datagram.
 #[derive(Default)]
 pub struct Outcome {
     /// To be sent to where the datagram came from, never longer than it.
@@ -155,9 +155,9 @@ pub struct Established {
     pub peer: PeerId,
     /// The session's name.
     pub session: SessionId,
-    /// Which end we are.
+    /// Role of this end.
     pub role: Role,
-    /// What the peer says of itself.
+    /// Hello of the peer.
     pub hello: Hello,
     /// The roots of its epoch keys.
     pub epochs: EpochSecrets,

@@ -61,7 +61,7 @@ fn end(offset: u64, len: usize, tcp_flags: u16) -> u64 {
     offset.saturating_add(len as u64 + u64::from(tcp_flags & flags::FIN != 0))
 }
 
-/// What became of a chunk.
+/// Outcome of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Injected.
@@ -352,13 +352,13 @@ impl RxStream {
         }
     }
 
-    /// Where an epoch that is held back begins.
+    /// Start of an epoch that is held back.
     pub fn held_start(&self) -> Option<u64> {
         self.epochs.iter().find_map(|e| e.held_start)
     }
 
-    /// Whether something is held back until [`release_start`](Self::release_start): the start of an epoch, or solo chunks that
-    /// overtook others.
+    /// True if something is held back until [`release_start`](Self::release_start): the start of an epoch, or solo
+    /// chunks that overtook others.
     pub fn holds_back(&self) -> bool {
         self.held_start().is_some() || !self.overtaking.is_empty()
     }
@@ -371,7 +371,7 @@ impl RxStream {
         (!epoch.drain(store, sink)).then_some(epoch.number)
     }
 
-    /// Whether something waits for a gap to close.
+    /// True if something waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.epochs.iter().any(|e| !e.held.is_empty())
     }
