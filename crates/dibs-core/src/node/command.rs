@@ -35,7 +35,7 @@ impl Node {
         if message.len() > MAX_CONTROL {
             return Err(ControlError::TooLong);
         }
-        match peer.messages.push(message) {
+        match peer.queues.messages.push(message) {
             true => Ok(()),
             false => Err(ControlError::TooMany),
         }
@@ -45,7 +45,7 @@ impl Node {
     /// there is room for another one.
     pub fn control_done(&mut self, peer: usize) {
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.messages.on_done();
+            peer.queues.messages.on_done();
         }
     }
 

@@ -208,9 +208,9 @@ impl Node {
                     Taken::Queue(payload) => {
                         let queued = (buffer, peer.paths.quantum());
                         let flows = &mut peer.flows;
-                        peer.fq.enqueue(now, shared, flows, payload, queued);
+                        peer.queues.fq.enqueue(now, shared, flows, payload, queued);
                     }
-                    Taken::Opaque => peer.opaque.take(shared, bump, header, buffer, len),
+                    Taken::Opaque => peer.queues.opaque.take(shared, bump, header, buffer, len),
                 }
             }
             Packet::Opaque(packet) if !peer.hosts.may_go(&shared.setup, &packet) => {
@@ -224,7 +224,7 @@ impl Node {
                     receiver.on_local_rejection(&mut cx, &tuple.reversed());
                 }
                 if is_up {
-                    return peer.opaque.take(shared, bump, header, buffer, len);
+                    return peer.queues.opaque.take(shared, bump, header, buffer, len);
                 }
                 shared.count(Counter::TunNoSession);
                 shared.pool.give(buffer);

@@ -41,6 +41,7 @@ pub enum ControlError {
 }
 
 /// See the module.
+#[derive(Default)]
 pub(super) struct Messages {
     waiting: VecDeque<Box<[u8]>>,
     next_id: u32,
@@ -50,16 +51,6 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub(super) const fn new() -> Self {
-        Self {
-            waiting: VecDeque::new(),
-            next_id: 0,
-            on_their_way: 0,
-            seen: VecDeque::new(),
-            taken: 0,
-        }
-    }
-
     /// Lets a message wait for its turn; false if too many do.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         let has_room = self.waiting.len() < MAX_WAITING;

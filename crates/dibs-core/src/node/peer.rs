@@ -1,7 +1,5 @@
 //! One peer: all that is known of it, and where what comes from it and from the local kernel goes.
 
-use std::collections::VecDeque;
-
 use dibs_settings::BumpId;
 use dibs_wire::frame::{Chunk, Frame, Frames};
 use dibs_wire::packet::{Segment, flags};
@@ -11,17 +9,15 @@ use super::association::{Association, News};
 use super::deadline::{Deadline, Reason};
 use super::empty::EmptyOut;
 use super::flows::FlowTable;
-use super::fq::{FairQueue, SegmentPayload};
+use super::fq::SegmentPayload;
 use super::handover::Handover;
 use super::hosts::Hosts;
-use super::messages::Messages;
 use super::notice::Event;
-use super::opaque::OpaqueQueues;
 use super::out::Out;
 use super::paths::{Arrival, Link, PathSet, Verdict, is_joining};
 use super::protection::Protection;
 use super::receive::{ReceiveCx, Receiver};
-use super::send::{self, NOT_BARE, RetransmitQueue, Shares, Turn, key_of};
+use super::send::{self, NOT_BARE, Queues, Sealer, SendCx, Shares, key_of};
 use super::shared::{Setup, Shared};
 use crate::chunk::Content;
 use crate::counters::Counter;
@@ -50,16 +46,9 @@ pub(crate) struct Peer {
     pub(super) paths: PathSet,
     pub(super) flows: FlowTable,
     pub(crate) in_flight: InFlight,
-    pub(super) retransmit: RetransmitQueue,
-    pub(super) shares: Shares,
-    pub(super) fq: FairQueue,
-    pub(super) segments: VecDeque<EmptyOut>,
-    pub(super) opaque: OpaqueQueues,
+    pub(super) queues: Queues,
     pub(super) handover: Handover,
-    pub(super) messages: Messages,
     pub(super) receiver: Receiver,
-    /// Trust keeps data waiting that an untrusted path could carry.
-    pub(super) held_by_trust: bool,
 }
 
 impl Peer {
@@ -71,15 +60,9 @@ impl Peer {
             paths,
             flows: FlowTable::new(setup.hash_keys),
             in_flight: InFlight::default(),
-            retransmit: RetransmitQueue::default(),
-            shares: Shares::default(),
-            fq: FairQueue::default(),
-            segments: VecDeque::new(),
-            opaque: OpaqueQueues::default(),
+            queues: Queues::default(),
             handover: Handover::default(),
-            messages: Messages::new(),
             receiver: Receiver::new(now),
-            held_by_trust: false,
         }
     }
 
@@ -96,7 +79,7 @@ impl Peer {
             hosts: &self.hosts,
             association: &self.association,
             flows: &mut self.flows,
-            fq: &mut self.fq,
+            fq: &mut self.queues.fq,
         };
         (&mut self.receiver, cx)
     }
@@ -146,8 +129,8 @@ impl Peer {
                     tcp: OwnedFields::new(&tcp_fields::of_segment(segment, conn.out.meta)),
                 };
                 let waiting = match shared.setup.bumps.of(bump).split() {
-                    Some(_) => &mut self.shares.segments,
-                    None => &mut self.segments,
+                    Some(_) => &mut self.queues.shares.segments,
+                    None => &mut self.queues.segments,
                 };
                 if !empty.queue(waiting) {
                     shared.count(Counter::QueueFull);
@@ -299,6 +282,7 @@ impl Peer {
             }
             Frame::Control { id, bytes } => {
                 return self
+                    .queues
                     .messages
                     .receive(&mut shared.journal, self.id, (id, bytes));
             }
@@ -369,7 +353,7 @@ impl Peer {
                         flows.confirm_share(&shared.setup.bumps, *conn, *incarnation, *set)
                     }
                 },
-                Content::Control(_) => self.messages.on_acked(),
+                Content::Control(_) => self.queues.messages.on_acked(),
                 Content::Share(_) | Content::Fragment { .. } => {}
             }
             self.in_flight.remove(key, &mut shared.pool);
@@ -438,10 +422,11 @@ impl Peer {
     /// The peer restarted: it knows nothing of what we had with it.
     fn forget(&mut self, shared: &mut Shared) {
         self.paths.clear();
-        self.segments.clear();
-        self.retransmit.clear();
-        self.shares = Shares::default();
-        self.messages
+        self.queues.segments.clear();
+        self.queues.lost.clear();
+        self.queues.shares = Shares::default();
+        self.queues
+            .messages
             .restart(self.in_flight.drain(&mut shared.pool));
         self.receiver.restart(&mut self.flows);
     }
@@ -498,30 +483,27 @@ impl Peer {
         shared: &mut Shared,
         session: &mut Session,
     ) -> Option<Out> {
-        let turn = Turn {
+        let cx = &mut SendCx {
             now,
             shared,
-            session,
+            sealer: Sealer {
+                now,
+                session,
+                refused: 0,
+            },
             paths: &mut self.paths,
             flows: &mut self.flows,
             in_flight: &mut self.in_flight,
-            segments: &mut self.segments,
-            notices: &mut self.receiver.notices,
-            messages: &mut self.messages,
-            lost: &mut self.retransmit,
-            shares: &mut self.shares,
-            opaque: &mut self.opaque,
-            fq: &mut self.fq,
-            held_by_trust: &mut self.held_by_trust,
-            store: self.association.store(),
         };
-        turn.poll_transmit()
+        let store = self.association.store();
+        self.queues
+            .poll_transmit(cx, &mut self.receiver.notices, store)
     }
 
     /// Deals with what a path declared lost.
     fn take_lost(&mut self, shared: &mut Shared, path: PathId, lost: &mut Vec<u64>) {
         let parts = (&mut self.paths, &mut self.flows, &mut self.in_flight);
-        self.retransmit.on_lost(shared, parts, path, lost);
+        self.queues.lost.on_lost(shared, parts, path, lost);
     }
 
     /// Whether anything can be sent by this local path.
@@ -543,8 +525,8 @@ impl Peer {
             Reason::Call.at(self.association.poll_timeout()),
             Reason::Receiver.at(self.receiver.poll_timeout()),
             Reason::Handover.at(drain),
-            Reason::Dropped.at(self.fq.poll_timeout()),
-            Reason::Message.at(self.retransmit.poll_timeout()),
+            Reason::Dropped.at(self.queues.fq.poll_timeout()),
+            Reason::Message.at(self.queues.lost.poll_timeout()),
         ];
         due.into_iter().flatten().min()
     }
@@ -571,10 +553,12 @@ impl Peer {
                 self.paths.put_off_dialling(now);
             }
         }
-        self.retransmit
+        self.queues
+            .lost
             .handle_timeout(now, &mut shared.pool, &self.flows, &mut self.in_flight);
         let quantum = self.paths.quantum();
-        self.fq
+        self.queues
+            .fq
             .handle_timeout(now, shared, &mut self.flows, quantum);
         let (receiver, mut cx) = self.receiving(now, shared);
         receiver.handle_timeout(&mut cx);

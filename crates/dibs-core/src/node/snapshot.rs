@@ -118,7 +118,7 @@ impl Node {
     /// All paths.
     pub fn paths(&self) -> Vec<PathSnapshot> {
         let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
-            let held_by_trust = peer.held_by_trust;
+            let held_by_trust = peer.queues.held_by_trust;
             peer.paths
                 .iter()
                 .enumerate()
@@ -132,7 +132,7 @@ impl Node {
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,
-                    short_of_paths: peer.shares.short_of_paths,
+                    short_of_paths: peer.queues.shares.short_of_paths,
                 })
                 .collect::<Vec<_>>()
         };

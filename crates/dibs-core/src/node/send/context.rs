@@ -11,13 +11,13 @@ use crate::session::{CLEAR_HEADER_LEN, OVERHEAD};
 use crate::time::Time;
 
 /// See the module.
-pub(super) struct SendCx<'a> {
-    pub(super) now: Time,
-    pub(super) shared: &'a mut Shared,
-    pub(super) sealer: Sealer<'a>,
-    pub(super) paths: &'a mut PathSet,
-    pub(super) flows: &'a mut FlowTable,
-    pub(super) in_flight: &'a mut InFlight,
+pub(in crate::node) struct SendCx<'a> {
+    pub(in crate::node) now: Time,
+    pub(in crate::node) shared: &'a mut Shared,
+    pub(in crate::node) sealer: Sealer<'a>,
+    pub(in crate::node) paths: &'a mut PathSet,
+    pub(in crate::node) flows: &'a mut FlowTable,
+    pub(in crate::node) in_flight: &'a mut InFlight,
 }
 
 impl SendCx<'_> {

@@ -5,20 +5,19 @@ use std::sync::Arc;
 use dibs_settings::Scheduler;
 use dibs_wire::packet::Segment;
 
+use super::Queues;
 use super::carrier::{Carrier, MAX_OVERHEAD};
 use super::context::SendCx;
 use super::copies;
 use super::cutter::{Cutter, To};
 use super::datagram::MAX_SEGMENTS;
 use super::plan::Plan;
-use super::retransmit::RetransmitQueue;
 use super::run::Run;
-use super::shares::Shares;
 use crate::bump::Bump;
 use crate::chunk::Placement;
 use crate::flow::conn::Conn;
 use crate::flow::queue::Patience;
-use crate::node::fq::{FairQueue, List, parsed};
+use crate::node::fq::{List, parsed};
 use crate::node::out::Out;
 use crate::node::paths::{Avoid, Choice, Kind, Wanted};
 use crate::node::shared::Setup;
@@ -68,27 +67,35 @@ enum Unsent {
 
 /// The turns of the flows that have new data, until one of them may send.
 pub(super) struct Round<'a> {
-    pub(super) fq: &'a mut FairQueue,
-    pub(super) lost: &'a mut RetransmitQueue,
-    pub(super) shares: &'a mut Shares,
-    /// Trust keeps data waiting that an untrusted path could carry.
-    pub(super) held_by_trust: &'a mut bool,
+    queues: &'a mut Queues,
     /// Bytes that the peer can hold.
-    pub(super) store: usize,
-    /// What of a flow's queue is left alone.
-    pub(super) patience: Patience,
+    store: usize,
+    /// Limits below which CoDel leaves a flow's queue alone.
+    patience: Patience,
     /// A flow waits for room on a trusted path: no other is to take it.
-    pub(super) trusted_awaited: bool,
+    trusted_awaited: bool,
 }
 
-impl Round<'_> {
+impl<'a> Round<'a> {
+    pub(super) fn new(cx: &SendCx<'_>, queues: &'a mut Queues, store: usize) -> Self {
+        Self {
+            queues,
+            store,
+            patience: Patience {
+                turn: cx.paths.quantum(),
+                target: cx.paths.standing(&cx.shared.setup),
+            },
+            trusted_awaited: false,
+        }
+    }
+
     /// New data, one run of datagrams: of one flow, or of several where each has little.
     ///
     /// Flows take turns by deficit round robin; those that had nothing to send come first, once (RFC 8290).
     pub(super) fn send(mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        *self.held_by_trust = false;
-        self.shares.short_of_paths = false;
-        if !self.lost.has_room(cx, self.store) || cx.in_flight.held() >= HELD_LIMIT {
+        self.queues.held_by_trust = false;
+        self.queues.shares.short_of_paths = false;
+        if !self.queues.lost.has_room(cx, self.store) || cx.in_flight.held() >= HELD_LIMIT {
             return None;
         }
         let mut sent = self.send_strict(cx);
@@ -102,13 +109,13 @@ impl Round<'_> {
 
     /// The same for those who keep their turn for a trusted path.
     fn send_strict(&mut self, cx: &mut SendCx<'_>) -> Result<Out, Unsent> {
-        while let Some((key, may)) = self.fq.trusted_only(cx.flows) {
+        while let Some((key, may)) = self.queues.fq.trusted_only(cx.flows) {
             let sent = match may {
                 true => self.send_run(cx, key, List::TrustedOnly),
                 false => Err(Unsent::Over),
             };
             match sent {
-                Err(Unsent::Over) => self.fq.end_turn(List::TrustedOnly),
+                Err(Unsent::Over) => self.queues.fq.end_turn(List::TrustedOnly),
                 Err(Unsent::Strict) => {
                     self.trusted_awaited = true;
                     break;
@@ -126,11 +133,11 @@ impl Round<'_> {
         while let Some(key) = self.next_flow(cx, list, &mut passed) {
             match self.send_run(cx, key, list) {
                 Err(Unsent::Over) => {
-                    self.fq.pass(list);
+                    self.queues.fq.pass(list);
                     passed += 1;
                 }
                 Err(Unsent::Strict) => {
-                    self.fq.await_trusted(list);
+                    self.queues.fq.await_trusted(list);
                     self.trusted_awaited = true;
                 }
                 sent => return sent,
@@ -142,7 +149,9 @@ impl Round<'_> {
     /// The flow whose turn it is; see [`FairQueue::next_flow`].
     fn next_flow(&mut self, cx: &mut SendCx<'_>, list: List, passed: &mut usize) -> Option<Key> {
         let of_turn = (self.patience.turn, cx.shared.more_comes);
-        self.fq.next_flow(cx.now, cx.flows, of_turn, list, passed)
+        self.queues
+            .fq
+            .next_flow(cx.now, cx.flows, of_turn, list, passed)
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
@@ -152,7 +161,9 @@ impl Round<'_> {
             .active(&cx.shared.setup)
             .map(|link| link.path.srtt());
         let of_turn = (self.patience, trips.max().unwrap_or_default());
-        self.fq.judge(cx.now, cx.shared, cx.flows, key, of_turn)
+        self.queues
+            .fq
+            .judge(cx.now, cx.shared, cx.flows, key, of_turn)
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
@@ -183,7 +194,10 @@ impl Round<'_> {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
         let left = conn.out.queue.head().expect(HEAD).rest.left;
         if let Some(split) = bump.split() {
-            let bundle = self.shares.bundle_for(cx, split, left + MAX_OVERHEAD);
+            let bundle = self
+                .queues
+                .shares
+                .bundle_for(cx, split, left + MAX_OVERHEAD);
             let bundle = bundle.ok_or(Unsent::Over)?;
             open(cx, key);
             return Ok((self.plan(cx, key, bump), bundle));
@@ -201,14 +215,14 @@ impl Round<'_> {
             kind: kind(conn),
             scheduler: scheduler(conn, &cx.shared.setup),
             bytes: left + MAX_OVERHEAD,
-            backlog: self.fq.backlog(),
+            backlog: self.queues.fq.backlog(),
             avoid: Avoid::Nothing,
-            under_way: conn.under_way() * self.fq.flows().max(1),
+            under_way: conn.under_way() * self.queues.fq.flows().max(1),
         };
         match self.choose(cx, wanted, chained) {
             Choice::Send { link, budget } => Ok((plan, Carrier::link(cx.paths, link, budget))),
             Choice::Wait(at) => {
-                *self.held_by_trust |= strict;
+                self.queues.held_by_trust |= strict;
                 cx.paths.wait_until(at);
                 // What any path may carry waits for all of them.
                 Err(match strict {
@@ -218,7 +232,7 @@ impl Round<'_> {
             }
             Choice::Nobody if self.trusted_awaited => Err(Unsent::Blocked),
             Choice::Nobody => {
-                *self.held_by_trust |= chained;
+                self.queues.held_by_trust |= chained;
                 Err(Unsent::Over)
             }
         }
@@ -227,7 +241,7 @@ impl Round<'_> {
     /// The plan of what stands at the head of a flow's queue.
     fn plan(&self, cx: &mut SendCx<'_>, key: Key, bump: &Bump) -> Plan {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
-        Plan::of_head(&mut conn.out, bump, self.lost.is_full()).expect(HEAD)
+        Plan::of_head(&mut conn.out, bump, self.queues.lost.is_full()).expect(HEAD)
     }
 
     /// The scheduler under the rules of trust.
@@ -278,8 +292,8 @@ impl Round<'_> {
             copies::note(cx, run.carrier.links[0], run.batches[0], first);
         }
         let deferred = run.deferred;
-        match run.finish(cx, self.shares) {
-            None if deferred => self.lost.send_trusted(cx),
+        match run.finish(cx, &mut self.queues.shares) {
+            None if deferred => self.queues.lost.send_trusted(cx),
             out => out,
         }
     }
@@ -291,7 +305,7 @@ impl Round<'_> {
             conn.map_or(0, |conn| conn.out.queue.bytes().div_ceil(room))
         };
         let mut wanted = pieces(key) + 1;
-        let others = list.map(|list| self.fq.others(list).take(MAX_SEGMENTS));
+        let others = list.map(|list| self.queues.fq.others(list).take(MAX_SEGMENTS));
         for other in others.into_iter().flatten() {
             if wanted >= MAX_SEGMENTS {
                 break;
@@ -333,7 +347,7 @@ impl Round<'_> {
             flows,
             in_flight,
         } = cx;
-        let (alone, bump, split) = (self.fq.flows() == 1, run.bump, run.carrier.split);
+        let (alone, bump, split) = (self.queues.fq.flows() == 1, run.bump, run.carrier.split);
         let links = run.carrier.links.clone();
         let open = flows.open_frame(key);
         let conn = flows.get_mut(key).expect("its turn was looked at");
@@ -350,12 +364,12 @@ impl Round<'_> {
             open,
             sent: 0,
             to: match split {
-                Some(split) => To::Bundle(paths, self.shares, split),
-                None => To::Link(&mut paths[links[0]], self.lost),
+                Some(split) => To::Bundle(paths, &mut self.queues.shares, split),
+                None => To::Link(&mut paths[links[0]], &mut self.queues.lost),
             },
         };
         let stats = &mut conn.stats;
-        let sent = self.fq.take(&mut conn.out, |out| {
+        let sent = self.queues.fq.take(&mut conn.out, |out| {
             while let Some(mut head) = out.queue.pop() {
                 let segment = parsed(&head.buffer);
                 if !cutter.cut(out, stats, &segment, &mut head.rest) {

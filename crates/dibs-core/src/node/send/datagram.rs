@@ -88,11 +88,11 @@ pub(super) enum Seal {
 }
 
 /// Numbers datagrams and protects them.
-pub(super) struct Sealer<'a> {
-    pub(super) now: Time,
-    pub(super) session: &'a mut Session,
+pub(in crate::node) struct Sealer<'a> {
+    pub(in crate::node) now: Time,
+    pub(in crate::node) session: &'a mut Session,
     /// Datagrams that there were no keys for.
-    pub(super) refused: u64,
+    pub(in crate::node) refused: u64,
 }
 
 impl Sealer<'_> {
