@@ -9,7 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::config::LocalPath;
-use super::paths::{PathSet, Place};
+use super::paths::{PathSet, PeerPlace};
 use super::shared::{Journal, Setup};
 use crate::bump::Bump;
 use crate::counters::Counter;
@@ -114,7 +114,7 @@ pub(super) struct Association {
     /// Those of each session that still counts, with the instance of the peer; newest last.
     secrets: VecDeque<(u64, EpochSecrets)>,
     /// Place where the peer was called last, and whether it is to be called there once more.
-    called: Option<Place>,
+    called: Option<PeerPlace>,
     call_again: bool,
     /// Since when there has been no session, and no way to call for one: a trusted path would be needed.
     stranded_since: Option<Time>,
@@ -266,10 +266,15 @@ impl Association {
 
     /// The next place to send a handshake message to, of all those in turn where the peer may be; by untrusted paths
     /// only if `any` path will do.
-    pub(super) fn next_call(&mut self, setup: &Setup, paths: &PathSet, any: bool) -> Option<Place> {
+    pub(super) fn next_call(
+        &mut self,
+        setup: &Setup,
+        paths: &PathSet,
+        any: bool,
+    ) -> Option<PeerPlace> {
         let places = paths.places();
         let places = places.filter(|(local, _)| is_callable(&setup.local[*local], any));
-        let places: SmallVec<[Place; 8]> = places.collect();
+        let places: SmallVec<[PeerPlace; 8]> = places.collect();
         let last = places.iter().position(|at| Some(*at) == self.called);
         let again = std::mem::take(&mut self.call_again);
         let next = last.map_or(0, |at| at + usize::from(!again));

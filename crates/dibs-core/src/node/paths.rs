@@ -39,7 +39,7 @@ const JOINS_IN_TURN: u32 = 4;
 pub(super) const MAX_LINKS: usize = 16;
 
 /// Place of a peer: the local path that leads there, and the peer's address.
-pub(super) type Place = (PathIndex, SocketAddr);
+pub(super) type PeerPlace = (PathIndex, SocketAddr);
 
 /// Paths that were given up.
 pub(super) type GivenUp = Vec<Link>;
@@ -149,7 +149,7 @@ impl PathSet {
     }
 
     /// Places where the peer may be called: at its endpoints, and by local paths that have none where it has proved to be.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+    pub(super) fn places(&self) -> impl Iterator<Item = PeerPlace> {
         let has_endpoint = |local| self.endpoints.iter().any(|(of, _)| *of == local);
         let proved = self.iter().filter(|link| link.is_open());
         let proved = proved.filter(move |link| !has_endpoint(link.local));
@@ -158,14 +158,14 @@ impl PathSet {
     }
 
     /// The round trip to a place, if a path leads there.
-    pub(super) fn round_trip(&self, (local, remote): Place) -> Option<Duration> {
+    pub(super) fn round_trip(&self, (local, remote): PeerPlace) -> Option<Duration> {
         let mut open = self.iter().filter(|link| link.is_open());
         let link = open.find(|link| link.local == local && link.remote == remote)?;
         Some(link.path.srtt())
     }
 
     /// True if the peer is there, by this local path, as far as is known.
-    pub(super) fn is_place(&self, place: Place) -> bool {
+    pub(super) fn is_place(&self, place: PeerPlace) -> bool {
         let proved = self.iter().filter(|link| link.is_open());
         let mut proved = proved.map(|link| (link.local, link.remote));
         self.endpoints.contains(&place) || proved.any(|there| there == place)

@@ -16,7 +16,7 @@ use crate::node::protection::Protection;
 use crate::node::shared::Journal;
 use crate::path_index::PathIndex;
 use crate::slab::Key;
-use crate::stream::rx::{Outcome, Piece, RxStream};
+use crate::stream::rx::{ChunkOutcome, Piece, RxStream};
 
 /// Bytes of notices that wait to be sent, at most.
 const MAX_NOTICES: usize = 512;
@@ -151,26 +151,26 @@ impl Receiver {
             .expect("an incoming flow leads to its connection");
         let held_back = stream.holds_back();
         match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
-            Outcome::Restored => {}
-            Outcome::Held => {
+            ChunkOutcome::Restored => {}
+            ChunkOutcome::Held => {
                 if !held_back && stream.holds_back() {
                     self.hold_start(cx.now, key, chunk.solo);
                 }
             }
-            Outcome::Duplicate => cx.shared.count(Counter::ChunkDuplicate),
-            Outcome::NoRoom => {
+            ChunkOutcome::Duplicate => cx.shared.count(Counter::ChunkDuplicate),
+            ChunkOutcome::NoRoom => {
                 cx.shared.count(Counter::StoreFull);
                 return false;
             }
-            Outcome::Broken => {
+            ChunkOutcome::Broken => {
                 cx.shared.count(Counter::EpochEnded);
                 self.report_broken_epoch(cx, key, chunk.epoch);
             }
-            Outcome::Corrupt => {
+            ChunkOutcome::Corrupt => {
                 cx.shared.count(Counter::CrcMismatch);
                 self.report_broken_epoch(cx, key, chunk.epoch);
             }
-            Outcome::Contradiction => cx.shared.count(Counter::PeerContradiction),
+            ChunkOutcome::Contradiction => cx.shared.count(Counter::PeerContradiction),
         }
         let abandoned = self.store.take_abandoned();
         cx.shared

@@ -12,7 +12,7 @@ use super::plan::Plan;
 use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::{Shares, share_frame};
-use crate::bump::{Bump, Split};
+use crate::bump::Split;
 use crate::chunk::{ChainId, Chunk, Content, Placement, SegmentMeta, ShareOf};
 use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::queue::Rest;
@@ -32,7 +32,6 @@ pub(super) struct Cutter<'a, 'r, 's> {
     pub(super) sealer: &'a mut Sealer<'s>,
     pub(super) in_flight: &'a mut InFlight,
     pub(super) to: To<'a>,
-    pub(super) bump: &'a Bump,
     /// Plan of the first piece, by which the path was chosen.
     pub(super) head: Option<Plan>,
     /// Chained bytes go without a tag.
@@ -181,7 +180,7 @@ impl Cutter<'_, '_, '_> {
             if piece.deferred || matches!(&self.to, To::Link(link, _) if link.trusted) {
                 stats.bytes_trusted += len as u64;
             }
-            if self.bump.chain().is_some() {
+            if self.run.bump.chain().is_some() {
                 let next = || next_trusted(self.shared, len);
                 out.schedule.on_chunk(len, next);
             }
@@ -207,7 +206,7 @@ impl Cutter<'_, '_, '_> {
         let at = (whole.base + done as u64, rest.left);
         let is_full = matches!(&self.to, To::Link(_, lost) if lost.is_full());
         let plan = self.head.take();
-        let plan = plan.unwrap_or_else(|| Plan::of(out, self.bump, at, is_full));
+        let plan = plan.unwrap_or_else(|| Plan::of(out, self.run.bump, at, is_full));
         if plan.is_strict && !self.run.allowed {
             return None;
         }
@@ -235,7 +234,7 @@ impl Cutter<'_, '_, '_> {
             false => 0,
         };
         shape.header += acks;
-        if self.bump.is_padded() {
+        if self.run.bump.is_padded() {
             shape.header += padding(shape.len(), self.run.longest);
         }
         let short = self.run.stride.saturating_sub(shape.len());
@@ -266,7 +265,12 @@ impl Cutter<'_, '_, '_> {
     fn defer(&mut self, out: &mut Outgoing, piece: &Piece<'_>) {
         let len = piece.bytes.len();
         let mut buffer = self.shared.pool.take_for(len);
-        let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, &mut buffer[..len]);
+        let crc = out.transform(
+            self.run.bump,
+            piece.solo_at(),
+            piece.bytes,
+            &mut buffer[..len],
+        );
         let batch = self.in_flight.add_batch(buffer);
         let segment = self.in_flight.add_segment(batch, piece.meta(self.key, out));
         let chunk = Chunk {
@@ -329,7 +333,7 @@ impl Cutter<'_, '_, '_> {
             panic!("the caller saw a link");
         };
         let (batch, shape, len) = (run.batches[0], &piece.shape, piece.bytes.len());
-        let is_sealed = self.bump.is_sealed();
+        let is_sealed = run.bump.is_sealed();
         let at = match is_sealed {
             true => run.kept as u32,
             false => (run.at + CLEAR_HEADER_LEN) as u32,
@@ -348,7 +352,7 @@ impl Cutter<'_, '_, '_> {
             &mut kept[range.clone()]
         };
         let (payload, behind) = datagram[CLEAR_HEADER_LEN..].split_at_mut(len);
-        let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, payload);
+        let crc = out.transform(run.bump, piece.solo_at(), piece.bytes, payload);
         let (block, behind) = behind[..shape.header].split_at_mut(piece.frame);
         Chunk {
             crc,
@@ -396,7 +400,7 @@ impl Cutter<'_, '_, '_> {
         whole.extend_from_slice(&(payload as u16).to_be_bytes());
         whole.resize(piece.shape.len(), 0);
         let (bytes, block) = whole[piece.shape.front..].split_at_mut(payload);
-        let crc = out.transform(self.bump, None, piece.bytes, bytes);
+        let crc = out.transform(run.bump, None, piece.bytes, bytes);
         Chunk {
             crc,
             ..piece.chunk(run.batches[0], 0, number)
@@ -423,7 +427,7 @@ impl Cutter<'_, '_, '_> {
             let datagram = &mut self.in_flight.batch_mut(batch)[run.at..][..SHARE_OVERHEAD + len];
             datagram[CLEAR_HEADER_LEN..CLEAR_HEADER_LEN + len]
                 .copy_from_slice(self.shared.scratch.share(index, len));
-            let frame = share_frame(*split, self.bump.number, (set, index as u8), false);
+            let frame = share_frame(*split, run.bump.number, (set, index as u8), false);
             frame::encode(
                 &frame,
                 &mut Writer::new(&mut datagram[CLEAR_HEADER_LEN + len..]),

@@ -360,7 +360,6 @@ impl<'a> Round<'a> {
             head: Some(head),
             bare: is_bare && bump.chain().is_some(),
             sealer,
-            bump,
             open,
             sent: 0,
             to: match split {

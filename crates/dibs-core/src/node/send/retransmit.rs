@@ -92,10 +92,7 @@ impl RetransmitQueue {
 
     /// Sends messages of the daemons again that were lost.
     pub(super) fn send_messages(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        let mut queue = std::mem::take(&mut self.messages_due);
-        let out = self.send(cx, cx.message_placement(), &mut queue);
-        self.messages_due = queue;
-        out
+        self.send_of(cx, cx.message_placement(), |all| &mut all.messages_due)
     }
 
     /// Sends what was lost, or left out of a run, and only trusted paths may carry.
@@ -104,17 +101,23 @@ impl RetransmitQueue {
             true => Placement::Any,
             false => Placement::TrustedOnly,
         };
-        let mut queue = std::mem::take(&mut self.trusted);
-        let out = self.send(cx, placement, &mut queue);
-        self.trusted = queue;
-        out
+        self.send_of(cx, placement, |all| &mut all.trusted)
     }
 
     /// Sends again what was lost and any path may carry.
     pub(super) fn send_any(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        let mut queue = std::mem::take(&mut self.any);
-        let out = self.send(cx, Placement::Any, &mut queue);
-        self.any = queue;
+        self.send_of(cx, Placement::Any, |all| &mut all.any)
+    }
+
+    fn send_of(
+        &mut self,
+        cx: &mut SendCx<'_>,
+        placement: Placement,
+        of: fn(&mut Self) -> &mut VecDeque<Delayed>,
+    ) -> Option<Out> {
+        let mut queue = std::mem::take(of(self));
+        let out = self.send(cx, placement, &mut queue);
+        *of(self) = queue;
         out
     }
 
