@@ -145,7 +145,7 @@ impl Association {
         }
     }
 
-    /// Whether there is a session to send by.
+    /// True if there is a session to send by.
     pub(super) const fn is_up(&self) -> bool {
         self.up
     }
@@ -165,7 +165,7 @@ impl Association {
         &self.carried
     }
 
-    /// Whether this session counts: what an instance that is gone left on the way speaks of paths that are gone.
+    /// True if this session counts: what an instance that is gone left on the way speaks of paths that are gone.
     pub(super) fn counts(&self, session: SessionId) -> bool {
         self.secrets.iter().any(|(_, s)| s.session() == session)
     }
@@ -182,15 +182,15 @@ impl Association {
         secrets
     }
 
-    /// Whether the peer may have restarted, as it says itself: only what it sends now proves it.
+    /// True if the peer may have restarted, as it says itself: only what it sends now proves it.
     pub(super) fn may_have_restarted(&self) -> bool {
         let is_another =
             |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.said.instance);
         self.unconfirmed.iter().any(is_another)
     }
 
-    /// Whether a session should be asked for: there is none, or nobody has answered by it for a
-    /// while on any path, as after a restart of the peer. `any` says whether untrusted paths may be called by.
+    /// True if a session should be asked for: there is none, or nobody has answered by it for a while on any path, as
+    /// after a restart of the peer. `any` says whether untrusted paths may be called by.
     pub(super) fn wants_call(
         &mut self,
         now: Time,

@@ -58,7 +58,7 @@ pub(super) struct FairQueue {
     backlog: usize,
     /// Bytes of the buffers that they lie in.
     memory: usize,
-    /// What CoDel dropped and TCP has not sent again.
+    /// Segments that CoDel dropped and TCP has not sent again.
     dropped: DropCache,
 }
 
@@ -74,7 +74,7 @@ impl FairQueue {
         self.memory
     }
 
-    /// What CoDel dropped and is kept: how many segments, and bytes of their buffers.
+    /// Segments that CoDel dropped and are kept: how many, and bytes of their buffers.
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, usize) {
         (self.dropped.len(), self.dropped.memory())

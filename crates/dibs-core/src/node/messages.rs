@@ -60,7 +60,7 @@ impl Messages {
         has_room
     }
 
-    /// Whether one may go.
+    /// True if one may go.
     pub(super) fn is_due(&self) -> bool {
         !self.waiting.is_empty() && self.on_their_way < WINDOW
     }

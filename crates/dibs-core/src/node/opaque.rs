@@ -337,7 +337,7 @@ impl Reassembly {
     }
 }
 
-/// Whether a number is an opaque packet's (0) or a chunk's (1).
+/// Kind of a number: an opaque packet's (0) or a chunk's (1).
 const fn kind(number: u32) -> usize {
     (number % 2) as usize
 }

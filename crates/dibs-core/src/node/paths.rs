@@ -138,7 +138,7 @@ impl PathSet {
         })
     }
 
-    /// Whether new data may go by a trusted one.
+    /// True if new data may go by a trusted one.
     pub(super) fn has_trusted(&self, setup: &Setup) -> bool {
         self.active(setup).any(|link| link.trusted)
     }
@@ -171,19 +171,19 @@ impl PathSet {
         self.endpoints.contains(&place) || proved.any(|there| there == place)
     }
 
-    /// Whether this is where the peer is by this local path; none if nobody has said where that is.
+    /// True if this is where the peer is by this local path; none if nobody has said where that is.
     pub(super) fn is_endpoint(&self, local: PathIndex, remote: SocketAddr) -> Option<bool> {
         let known = self.endpoints.iter().filter(|(l, _)| *l == local);
         known.map(|(_, to)| *to == remote).reduce(|a, b| a || b)
     }
 
-    /// Whether the peer is, or may be, at this address.
+    /// True if the peer is, or may be, at this address.
     pub(super) fn is_at(&self, addr: IpAddr) -> bool {
         let is_proved = |link: &Link| link.is_open() && link.remote.ip() == addr;
         self.endpoints.iter().any(|(_, to)| to.ip() == addr) || self.iter().any(is_proved)
     }
 
-    /// Whether a path id is one of those that this end gives: the smaller key's are even.
+    /// True if a path id is one of those that this end gives: the smaller key's are even.
     pub(super) const fn numbers(&self, id: PathId) -> bool {
         id.get().is_multiple_of(2) == self.smaller_key
     }
@@ -332,8 +332,7 @@ impl PathSet {
         Ok(Some(self.remove(at)))
     }
 
-    /// Whether a path that the peer opens goes before one that we ask for between the same places:
-    /// both ends called.
+    /// True if a path that the peer opens goes before one that we ask for between the same places: both ends called.
     pub(super) fn resolve_crossed(&mut self, local: PathIndex, remote: SocketAddr) -> bool {
         let ours = |l: &Link| l.local == local && l.remote == remote && l.is_joining();
         let Some(at) = self.links.iter().position(ours) else {

@@ -28,7 +28,7 @@ use crate::session::{Established, Opened, PathId, PeerId, Received, Session, Ses
 use crate::tcp_fields::{self, OwnedFields};
 use crate::time::Time;
 
-/// What became of a segment from the TUN.
+/// Fate of a segment from the TUN.
 pub(crate) enum Taken {
     /// Dealt with.
     Done,
@@ -38,7 +38,7 @@ pub(crate) enum Taken {
     Opaque,
 }
 
-/// What the node knows of a peer.
+/// Peer, as the node knows it.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(super) hosts: Hosts,
@@ -156,7 +156,7 @@ impl Peer {
         })
     }
 
-    /// Whether a datagram of path `id` may come by this local path.
+    /// True if a datagram of path `id` may come by this local path.
     pub(super) fn expects(&self, id: PathId, local: PathIndex) -> bool {
         let known = self.paths.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
@@ -457,7 +457,7 @@ impl Peer {
         }
     }
 
-    /// What paths carried that were given up goes by the others.
+    /// Lets what given up paths carried go by the others.
     pub(super) fn abandon(
         &mut self,
         shared: &mut Shared,
@@ -506,7 +506,7 @@ impl Peer {
         self.queues.lost.on_lost(shared, parts, path, lost);
     }
 
-    /// Whether anything can be sent by this local path.
+    /// True if anything can be sent by this local path.
     fn may_use(&self, setup: &Setup, local: PathIndex) -> bool {
         self.association.is_up() && setup.local[local].is_usable()
     }

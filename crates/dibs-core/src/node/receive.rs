@@ -209,7 +209,7 @@ impl Receiver {
         }
     }
 
-    /// Whether one more may be held back.
+    /// True if one more may be held back.
     fn may_hold_start(&self) -> bool {
         self.held_starts.len() < MAX_HELD_STARTS
     }

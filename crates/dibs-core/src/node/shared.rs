@@ -1,4 +1,4 @@
-//! What all peers use: this host, what its user wants, and room to work in.
+//! Parts of a node that all its peers use: this host's setup, the journal for its owner, dice, and room to work in.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::session::{Random as _, SeededRandom};
 
 /// Whose packets may come out of the TUN here.
 pub(super) struct Own {
-    /// Of this host.
+    /// Addresses of this host.
     pub(super) addresses: Vec<IpAddr>,
-    /// Those of them that the paths' interfaces have.
+    /// Addresses of them that the paths' interfaces have.
     pub(super) reachable: Vec<IpAddr>,
     /// Networks that this host forwards for.
     pub(super) gateway: Vec<Prefix>,
@@ -66,7 +66,7 @@ pub(super) struct Scratch {
     /// Random bytes of a split, and its shares.
     random: Zeroizing<Vec<u8>>,
     shares: Zeroizing<Vec<u8>>,
-    /// What was put together of shares.
+    /// Whole that was put together of shares.
     pub(super) joined: Vec<u8>,
     /// Tokens that a path gives back: those acknowledged, and those lost.
     pub(super) acked: Vec<u64>,
@@ -124,12 +124,12 @@ impl Setup {
         Some(hint.weight)
     }
 
-    /// Whether an address is this host's, or of a network that it forwards for.
+    /// True if an address is this host's, or of a network that it forwards for.
     pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
         self.own.addresses.contains(&addr) || self.own.is_behind(addr)
     }
 
-    /// Whether an address is of a path's interface, or of a network that this host forwards for.
+    /// True if an address is of a path's interface, or of a network that this host forwards for.
     pub(crate) fn is_reachable(&self, addr: IpAddr) -> bool {
         self.own.reachable.contains(&addr) || self.own.is_behind(addr)
     }

@@ -1,4 +1,4 @@
-//! Which datagrams are of a path that there is, and what the peer asks when it opens one.
+//! Admission of datagrams by their path, and the questions of a peer that opens one.
 //!
 //! A path is trusted if both ends call it so, and each end knows only its own label. Where they disagree
 //! about one, whoever sits there may bring what one end asks on it to another path of the other end,
@@ -176,8 +176,7 @@ impl PathSet {
         GivenUp::new()
     }
 
-    /// Whether the peer may ask for a path from there: on a trusted one from its endpoint only, where it
-    /// has one.
+    /// True if the peer may ask for a path from there: on a trusted one from its endpoint only, where it has one.
     fn may_ask_from(&self, setup: &Setup, arrival: Arrival) -> bool {
         let Arrival { path, from, .. } = arrival;
         !setup.local[path].trusted || self.is_endpoint(path, from) != Some(false)
@@ -213,7 +212,7 @@ impl PathSet {
     }
 }
 
-/// Whether a frame has a meaning on a path that is not open.
+/// True if a frame has a meaning on a path that is not open.
 pub(in crate::node) const fn is_joining(frame: &Frame<'_>) -> bool {
     matches!(
         frame,

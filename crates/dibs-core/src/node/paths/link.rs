@@ -26,7 +26,7 @@ const MAX_RETRY: Duration = Duration::from_secs(1);
 /// long at most.
 const RETRY_SHARE: u32 = 64;
 const LONGEST_RETRY: Duration = Duration::from_secs(6);
-/// What is believed of a first round trip, which measures with all repetitions of the question.
+/// Limit of a first round trip, which is measured with all repetitions of the question.
 const LONGEST_TRIP: Duration = Duration::from_secs(1);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
@@ -134,7 +134,7 @@ pub(crate) struct Link {
     pub(crate) shares: VecDeque<Delayed>,
     /// The higher, the later it was chosen for something.
     pub(super) turn: u64,
-    /// It had room, but what waited would be there earlier by others.
+    /// A scheduler passed it over: it had room, but what waited would be there earlier by others.
     pub(super) passed_over: bool,
     /// Chunks that another path was given and this one carries, too.
     pub(crate) copies: VecDeque<Delayed>,
@@ -243,7 +243,7 @@ impl Link {
         }
     }
 
-    /// Whether it may carry what the peers exchange.
+    /// True if it may carry what the peers exchange.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
@@ -266,12 +266,12 @@ impl Link {
         self
     }
 
-    /// Whether the peer asked for it and has not proved itself.
+    /// True if the peer asked for it and has not proved itself.
     pub(crate) const fn is_accepting(&self) -> bool {
         matches!(self.stage, Stage::Accepting { .. })
     }
 
-    /// Whether we asked for it and were not answered.
+    /// True if we asked for it and were not answered.
     pub(crate) const fn is_joining(&self) -> bool {
         matches!(self.stage, Stage::Joining { .. })
     }
@@ -281,9 +281,8 @@ impl Link {
         matches!(self.stage, Stage::Joining { retry, .. } if retry.tries >= times)
     }
 
-    /// Whether another path over the same interface is worth asking for: the peer has stopped
-    /// asking for this one, or does not answer by it, perhaps for it knows nothing of it, or knows
-    /// another by its id.
+    /// True if another path over the same interface is worth asking for: the peer has stopped asking for this one, or
+    /// does not answer by it, perhaps for it knows nothing of it, or knows another by its id.
     pub(crate) fn is_lost(&self) -> bool {
         match self.stage {
             Stage::Joining { retry, .. } => retry.tries >= JOINS,
@@ -303,7 +302,7 @@ impl Link {
         self.moved = false;
     }
 
-    /// Whether it was open, and the peer has been silent on it for seconds.
+    /// True if it was open, and the peer has been silent on it for seconds.
     pub(crate) fn is_down(&self) -> bool {
         self.is_open() && self.path.state() == PathState::Down
     }
@@ -338,7 +337,7 @@ impl Link {
         self.spent_there = spent_there;
     }
 
-    /// What the user is shown.
+    /// Name of its state, as the user is shown it.
     pub(crate) fn state_name(&self, setup: &Setup) -> &'static str {
         if !self.is_open() {
             return "joining";
@@ -402,12 +401,12 @@ impl Link {
         self.probe = true;
     }
 
-    /// Whether a datagram that asks for an acknowledgement is due; it goes now.
+    /// True if a datagram that asks for an acknowledgement is due; it goes now.
     pub(crate) fn take_probe(&mut self) -> bool {
         self.is_open() && std::mem::take(&mut self.probe)
     }
 
-    /// Whether anything is due by it beside an acknowledgement.
+    /// True if anything is due by it beside an acknowledgement.
     pub(crate) fn has_frames(&self) -> bool {
         !self.frames.is_empty() || (self.is_open() && self.probe)
     }
@@ -589,8 +588,8 @@ impl Link {
         }
     }
 
-    /// Whether a bare datagram may be one of the peer's: it comes from where the peer is, and its
-    /// number is one that may have been sent. A forged one must not acknowledge a far future.
+    /// True if a bare datagram may be one of the peer's: it comes from where the peer is, and its number is one that
+    /// may have been sent. A forged one must not acknowledge a far future.
     pub(crate) fn expects_bare(&self, seq: u64, from: SocketAddr) -> bool {
         from == self.remote && seq <= self.highest.saturating_add(BARE_AHEAD)
     }

@@ -1,4 +1,4 @@
-//! Which path carries the next bytes.
+//! Scheduling: the choice of a path for the next bytes.
 //!
 //! Trust comes first: what a placement does not allow is no candidate. Then what the user says of their paths: roles,
 //! and for new data the hint. Each path that is left makes an [`Offer`], and a scheduler, one module each, chooses among
@@ -47,20 +47,20 @@ pub(in crate::node) enum Avoid {
     Trusted,
 }
 
-/// What a connection sends, as far as it matters to the hint.
+/// Kind of what a connection sends, as far as it matters to the hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::node) enum Kind {
     /// The first words of a connection: not by the preferred path, if there is another.
     First,
     /// New data.
     New,
-    /// What was sent before, or nobody's data: by any path.
+    /// Bytes that were sent before, or nobody's data: by any path.
     Other,
     /// A message of the daemons: by any path, though its volume is used up if there is no other.
     Message,
 }
 
-/// What is to be sent.
+/// Demand for a path: what is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::node) struct Wanted {
     pub(in crate::node) placement: Placement,
@@ -71,8 +71,8 @@ pub(in crate::node) struct Wanted {
     /// Bytes that wait in all, these included.
     pub(in crate::node) backlog: usize,
     pub(in crate::node) avoid: Avoid,
-    /// Of a flow, what its sender has under way, times the flows that have something to send: what it could have
-    /// under way by itself if all of them did as it does.
+    /// Bytes that the flow's sender has under way, times the flows that have something to send. Its sender could have
+    /// as much under way if it were alone.
     pub(in crate::node) under_way: usize,
 }
 
@@ -113,11 +113,11 @@ struct Offer {
     turn: u64,
     /// Trusted, and quicker than a processor sends.
     is_ample: bool,
-    /// It lost what is to be sent.
+    /// Path that lost what is to be sent: others go before it.
     is_avoided: bool,
-    /// It is for what others have no room for.
+    /// Role: secondary, for what others have no room for.
     is_secondary: bool,
-    /// It has kept silent for a probe timeout.
+    /// Silent for a probe timeout.
     is_unanswered: bool,
 }
 
@@ -205,7 +205,7 @@ impl PathSet {
         all
     }
 
-    /// Whether a path's round trip is no longer than the hint allows.
+    /// True if a path's round trip is no longer than the hint allows.
     fn is_near(&self, setup: &Setup, link: &Link) -> bool {
         let active = self.links.iter().filter(|link| link.is_active(setup));
         let least = active.map(|link| link.path.srtt()).min();

@@ -190,7 +190,7 @@ impl Receiver {
     }
 }
 
-/// Whether a piece with this number is one of a packet that is carried whole.
+/// True if a piece with this number is one of a packet that is carried whole.
 const fn is_opaque(id: u32) -> bool {
     id.is_multiple_of(2)
 }

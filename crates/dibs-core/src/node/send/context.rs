@@ -1,4 +1,4 @@
-//! What all steps of a turn work on.
+//! Context that all steps of a turn work on.
 
 use super::datagram::{Asks, Seal, Sealer};
 use crate::chunk::Placement;

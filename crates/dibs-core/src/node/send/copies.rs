@@ -15,8 +15,8 @@ use crate::slab::Key;
 /// by a quicker path.
 const MAX_COPIES: usize = 256;
 
-/// What a run of `redundant` has just sent is to go by the other paths, too, as far as each chunk's placement allows: those of
-/// the batch that were added as `from` and later.
+/// Lets the other paths carry, too, what a run of `redundant` has just sent, as far as each chunk's placement allows:
+/// the chunks of the batch that were added as `from` and later.
 pub(super) fn note(cx: &mut SendCx<'_>, by: usize, batch: Key, from: Key) {
     let sent_in = |content: &Content| matches!(content, Content::Chunk(c) if c.batch == batch);
     for (key, pending) in cx.in_flight.since(from) {

@@ -41,7 +41,7 @@ pub(super) struct Cutter<'a, 'r, 's> {
     pub(super) sent: u64,
 }
 
-/// Where the pieces go.
+/// Destination of the pieces.
 pub(super) enum To<'a> {
     /// By one path. What only a trusted one may carry and this one is not waits.
     Link(&'a mut Link, &'a mut RetransmitQueue),
@@ -93,7 +93,7 @@ struct Piece<'s> {
     withheld: bool,
     /// The segment ends with it.
     last: bool,
-    /// It waits for a trusted path.
+    /// Left out of the run, until a trusted path has room.
     deferred: bool,
     shape: Shape,
     /// Bytes of the chunk's frame, with which the header block begins, and of the acknowledgement behind it.
@@ -256,7 +256,7 @@ impl Cutter<'_, '_, '_> {
         })
     }
 
-    /// Whether the next datagram may go without a tag: now and then one proves how far the numbers have come.
+    /// True if the next datagram may go without a tag: now and then one proves how far the numbers have come.
     fn may_be_bare(&self) -> bool {
         matches!(&self.to, To::Link(link, _) if !link.path.next_seq().is_multiple_of(PROOF_SPACING))
     }
@@ -448,8 +448,8 @@ impl Cutter<'_, '_, '_> {
         true
     }
 
-    /// What the path has to acknowledge goes along with a datagram of `len` bytes that has room for it: left in
-    /// the path's frames, of this length. A connection that asks and answers needs no others then.
+    /// Puts what the path has to acknowledge into its frames, if a datagram of `len` bytes has room for it; returns
+    /// their length. A connection that asks and answers needs no other acknowledgements then.
     fn acknowledge(&mut self, len: usize) -> usize {
         let longest = match self.run.pieces {
             0 => self.run.longest,
@@ -468,7 +468,7 @@ impl Cutter<'_, '_, '_> {
     }
 }
 
-/// Where the stream stands.
+/// Name of the chain that the stream is at.
 fn chain_id(out: &Outgoing) -> ChainId {
     ChainId {
         flow: out.flow,

@@ -29,7 +29,7 @@ const HELD_LIMIT: usize = 96 << 20;
 /// A flow that has its turn has something to send.
 const HEAD: &str = "a flow that is scheduled has a head";
 
-/// What new data of a connection is.
+/// Kind of a connection's new data.
 fn kind(conn: &Conn) -> Kind {
     match conn.is_opening() {
         true => Kind::First,
@@ -60,8 +60,8 @@ enum Unsent {
     /// Nothing of any flow: it is the first when something may. Otherwise the ones with short segments, for
     /// which there is credit first, would leave none to the others.
     Blocked,
-    /// What only a trusted path may carry: it keeps its turn until there is room on one. Those who take any path
-    /// would leave none to it, for they take it in small pieces as soon as it is there.
+    /// Need of a trusted path: the flow keeps its turn until there is room on one. Flows that take any path would leave
+    /// no room to it, because they take small pieces as soon as there is any.
     Strict,
 }
 

@@ -1,4 +1,4 @@
-//! What is split over several paths: each piece becomes a share for each of them.
+//! Shares: each piece that is split becomes one for each of several paths.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::path::Blocked;
 use crate::session::{CLEAR_HEADER_LEN, TAG_LEN};
 use crate::slab::Key;
 
-/// What is split over paths on its way out.
+/// Shares on their way out: sets of which not all have gone.
 #[derive(Default)]
 pub(in crate::node) struct Shares {
     /// Sends of which others of the same set have gone.
