@@ -152,7 +152,7 @@ impl Wire {
             for host in 0..2 {
                 let node = &mut self.nodes[host];
                 let mut begin = Instant::now();
-                if node.poll_timeout().is_some_and(|t| t <= self.now) {
+                if node.poll_timeout().is_some_and(|due| due.at <= self.now) {
                     node.handle_timeout(self.now, Duration::from_secs(1));
                 }
                 while let Some(t) = node.poll_transmit(self.now) {

@@ -155,7 +155,7 @@ impl HostilePeer {
     /// Those of the socket.
     pub fn work(&mut self) -> Result<()> {
         let now = self.now();
-        if self.node.poll_timeout().is_some_and(|due| due <= now) {
+        if self.node.poll_timeout().is_some_and(|due| due.at <= now) {
             let wall = SystemTime::now().duration_since(UNIX_EPOCH)?;
             self.node.handle_timeout(now, wall);
         }

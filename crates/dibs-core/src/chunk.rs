@@ -9,13 +9,13 @@ use crate::tcp_fields::OwnedFields;
 /// Something that waits to be sent, other than as new data.
 #[derive(Clone, Copy)]
 pub struct Delayed {
-    /// What it is known by.
+    /// Key of the entry in flight.
     pub key: Key,
     /// The path that lost it; none if it has not been sent.
     pub lost_by: Option<PathId>,
 }
 
-/// Which paths may carry a chunk; fixed when it is made.
+/// Paths that may carry a chunk; fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Only trusted paths.
@@ -27,7 +27,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Whether the path of this id and label may carry it.
+    /// True if the path of this id and label may carry it.
     pub fn allows(self, id: PathId, trusted: bool) -> bool {
         match self {
             Self::TrustedOnly => trusted,
@@ -37,18 +37,18 @@ impl Placement {
     }
 }
 
-/// What chunks have in common that were cut from one segment.
+/// Fields that chunks have in common that were cut from one segment.
 #[derive(Clone, Debug)]
 pub struct SegmentMeta {
     /// The connection.
     pub conn: Key,
-    /// Where its stream stands.
+    /// Position of its stream.
     pub chain: ChainId,
     /// TCP header fields but for the flags.
     pub tcp: OwnedFields,
 }
 
-/// What names a chain of a stream.
+/// Name of a chain of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct ChainId {
     /// The flow number.
@@ -65,7 +65,7 @@ pub struct ChainId {
 pub struct Chunk {
     /// Stream offset.
     pub offset: u64,
-    /// Where the transformed bytes lie.
+    /// Batch that holds the transformed bytes.
     pub batch: Key,
     /// Offset in the batch.
     pub at: u32,
@@ -77,13 +77,13 @@ pub struct Chunk {
     pub segment: u16,
     /// TCP flags.
     pub flags: u16,
-    /// Of a solo one: how far the chain had come when it was cut, in bytes beyond the offset.
+    /// Bytes beyond the offset that the chain had come when a solo chunk was cut.
     pub ahead: u32,
     /// Not part of the chain.
     pub solo: bool,
     /// First of its epoch.
     pub first: bool,
-    /// What lies in front of its epoch goes another way.
+    /// Bytes in front of its epoch go another way.
     pub detached: bool,
     /// Lost to the receiver's kernel.
     pub withheld: bool,
@@ -117,7 +117,7 @@ impl Chunk {
         }
     }
 
-    /// Where it stands.
+    /// Origin: the chain that it is a piece of.
     pub const fn origin(&self, segment: &SegmentMeta) -> Origin {
         Origin {
             conn: segment.conn,
@@ -145,7 +145,7 @@ pub struct Origin {
 /// A share of a piece of a stream and its frame, as it was sent.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareOf {
-    /// Where its bytes lie.
+    /// Batch that holds its bytes.
     pub batch: Key,
     /// Offset in the batch.
     pub at: u32,
@@ -155,7 +155,7 @@ pub struct ShareOf {
     pub len: u16,
     /// The segment of its piece among those of the batch.
     pub segment: u16,
-    /// Which share of its set it is.
+    /// Index of the share in its set.
     pub index: u8,
     /// The piece opens its flow.
     pub opens: bool,
@@ -164,7 +164,7 @@ pub struct ShareOf {
 /// A piece of a whole that was encoded once: header block and payload of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Fragment {
-    /// What it is a piece of.
+    /// Origin of the whole.
     pub origin: Origin,
     /// Names the whole.
     pub id: u32,
@@ -172,9 +172,9 @@ pub struct Fragment {
     pub total: u32,
     /// Length of the header block at its front.
     pub header: u16,
-    /// Where the whole lies; it begins at the batch's first byte.
+    /// Batch that holds the whole, from its first byte on.
     pub batch: Key,
-    /// Where the piece begins.
+    /// Offset of the piece in the whole.
     pub at: u32,
     /// Number of bytes.
     pub len: u16,

@@ -15,9 +15,9 @@ use crate::stream::rx::HELD_OVERHEAD;
 /// One thing that waits for an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
-    /// What.
+    /// Content that was sent.
     pub content: Content,
-    /// Where it may go.
+    /// Paths that may carry it.
     pub placement: Placement,
     /// How often it has been sent.
     pub sent: u8,
@@ -72,9 +72,8 @@ impl InFlight {
         self.span
     }
 
-    /// What the peer may have to hold: the [`span`](Self::span), and what each piece in it costs
-    /// beside its bytes. It bounds what is remembered here of pieces that were acknowledged behind
-    /// one that was not.
+    /// Bytes that the peer may have to hold: the [`span`](Self::span), and the cost of each piece in it beside its
+    /// bytes. This bounds what is remembered here of pieces that were acknowledged behind one that was not.
     pub fn claim(&self) -> usize {
         self.span + self.sent.len() * HELD_OVERHEAD
     }
@@ -89,7 +88,7 @@ impl InFlight {
         self.pending
     }
 
-    /// Whether nothing waits.
+    /// True if nothing waits.
     pub const fn is_empty(&self) -> bool {
         self.pending == 0
     }
@@ -104,7 +103,7 @@ impl InFlight {
         })
     }
 
-    /// Whether a batch still holds something.
+    /// True if a batch still holds something.
     pub fn has_batch(&self, batch: Key) -> bool {
         self.batches.get(batch).is_some()
     }
@@ -140,7 +139,7 @@ impl InFlight {
         u16::try_from(batch.segments.len() - 1).expect("a batch has fewer chunks than that")
     }
 
-    /// What a chunk that waits has in common with others.
+    /// Fields that a chunk that waits has in common with others.
     ///
     /// # Panics
     /// If the chunk does not wait.
@@ -148,7 +147,7 @@ impl InFlight {
         self.segment_at(chunk.batch, chunk.segment)
     }
 
-    /// What a share that waits has in common with others.
+    /// Fields that a share that waits has in common with others.
     ///
     /// # Panics
     /// If the share does not wait.
@@ -162,7 +161,7 @@ impl InFlight {
         &batch.segments[usize::from(segment)]
     }
 
-    /// What anything that waits belongs to, if that is a chain.
+    /// Origin of anything that waits, if that belongs to a chain.
     pub fn origin(&self, content: &Content) -> Option<Origin> {
         match content {
             Content::Chunk(chunk) => Some(chunk.origin(self.segment(chunk))),
@@ -245,7 +244,7 @@ impl InFlight {
         }
     }
 
-    /// Whether any byte of a connection waits.
+    /// True if any byte of a connection waits.
     pub fn has(&self, conn: Key) -> bool {
         // A batch lives as long as its chunks, of which others may be another connection's.
         let of_batch = |(_, batch): (Key, &Batch)| batch.segments.iter().any(|s| s.conn == conn);
@@ -260,12 +259,12 @@ impl InFlight {
         usize::try_from(key.to_u64().checked_sub(self.first)?).ok()
     }
 
-    /// What waits under this key.
+    /// Entry that waits under this key.
     pub fn get(&self, key: Key) -> Option<&Pending> {
         self.sent.get(self.place(key)?)?.pending()
     }
 
-    /// What waits under this key.
+    /// Entry that waits under this key.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut Pending> {
         let place = self.place(key)?;
         match self.sent.get_mut(place)? {
@@ -279,7 +278,7 @@ impl InFlight {
         Key::from_u64(self.first + self.sent.len() as u64)
     }
 
-    /// What waits of all that was added as `from` and later, with its keys.
+    /// Unacknowledged entries that were added as `from` and later, with their keys.
     pub fn since(&self, from: Key) -> impl Iterator<Item = (Key, &Pending)> {
         let skipped = from.to_u64().saturating_sub(self.first);
         let places = self.sent.iter().enumerate().skip(skipped as usize);

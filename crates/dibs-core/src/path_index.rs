@@ -18,7 +18,7 @@ impl PathIndex {
         self.0
     }
 
-    /// Whether the user would have new data go by it.
+    /// True if the user would have new data go by it.
     pub fn is_preferred(self, hint: &Hint) -> bool {
         self.0 == hint.path
     }

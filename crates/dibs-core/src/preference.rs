@@ -4,10 +4,10 @@ use core::num::NonZeroU64;
 
 use dibs_settings::Role;
 
-/// What a local path may be used for.
+/// Usage of a local path, as the user lets it be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What it is for.
+    /// Role among the paths.
     pub role: Role,
     /// Bytes of UDP payload a second that it sends at most.
     pub rate: Option<NonZeroU64>,

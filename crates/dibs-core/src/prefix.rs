@@ -26,12 +26,12 @@ impl Prefix {
         self.len
     }
 
-    /// Whether it has no bits: it contains every address of its family.
+    /// True if it has no bits: it contains every address of its family.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether `addr` lies in it.
+    /// True if `addr` lies in it.
     pub fn contains(&self, addr: IpAddr) -> bool {
         match (self.addr, addr) {
             (IpAddr::V4(p), IpAddr::V4(a)) => {

@@ -50,7 +50,7 @@ impl OwnedFields {
         self.tcp.flags |= last & (flags::PSH | flags::FIN);
     }
 
-    /// Whether a piece with these fields can follow in the same superpacket.
+    /// True if a piece with these fields can follow in the same superpacket.
     pub fn joins(&self, tcp: &TcpFields<'_>) -> bool {
         let own = &self.tcp;
         let varying = flags::PSH | flags::FIN | flags::CWR;
@@ -147,7 +147,7 @@ pub fn raise_tsval<'a>(
     Some(val)
 }
 
-/// Whether a time stamp lies behind another one.
+/// True if a time stamp lies behind another one.
 pub const fn is_behind(val: u32, floor: u32) -> bool {
     floor.wrapping_sub(val) as i32 > 0
 }

@@ -70,7 +70,7 @@ impl Encounter {
                     let Some(due) = self.victim.node.poll_timeout() else {
                         break;
                     };
-                    self.wait(due.since(self.now));
+                    self.wait(due.at.since(self.now));
                 }
             }
             16 => self.shake_hands(input),

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::session::{
-    Arrived, Config, Hello, Integrity, MAX_HELLO, OVERHEAD, Outcome, PathId, PeerId, PublicKey,
-    Role, SeededRandom, SessionId, Sessions, Way, is_handshake,
+    Arrived, Config, HandshakeOutcome, Hello, Integrity, MAX_HELLO, OVERHEAD, PathId, PeerId,
+    PublicKey, Role, SeededRandom, SessionId, Sessions, Way, is_handshake,
 };
 use dibs_settings::Handshake;
 
@@ -235,7 +235,7 @@ impl Parties {
         }
     }
 
-    fn check(&mut self, to: usize, bytes: &[u8], outcome: &Outcome) {
+    fn check(&mut self, to: usize, bytes: &[u8], outcome: &HandshakeOutcome) {
         if let Some(reply) = &outcome.reply {
             assert!(reply.len() <= bytes.len(), "no answer is longer");
         }

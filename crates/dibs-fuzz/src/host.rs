@@ -186,7 +186,7 @@ impl Host {
     /// Does what is due at `now`, and gives what comes out of it to `take`.
     pub(crate) fn timeouts(&mut self, now: Time, mut take: impl FnMut(Outputs)) {
         for _ in 0..64 {
-            if self.node.poll_timeout().is_none_or(|due| due > now) {
+            if self.node.poll_timeout().is_none_or(|due| due.at > now) {
                 return;
             }
             self.node.handle_timeout(now, wall(now));

@@ -329,7 +329,11 @@ impl Network {
         let end = self.now + span;
         self.outputs();
         for _ in 0..ENDLESS {
-            let timers = self.hosts.iter().filter_map(|h| h.node.poll_timeout());
+            let timers = self
+                .hosts
+                .iter()
+                .filter_map(|h| h.node.poll_timeout())
+                .map(|due| due.at);
             let next = timers.chain(self.wire.front().map(|w| w.due)).min();
             let Some(next) = next.filter(|t| *t <= end) else {
                 self.now = end;

@@ -1,4 +1,6 @@
 //! Waiting for descriptors, for other threads, and for a deadline in nanoseconds.
+//!
+//! By hand because mio waits in whole milliseconds, and a pacer lets data go each few microseconds.
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};

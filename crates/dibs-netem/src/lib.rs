@@ -132,7 +132,7 @@ impl Conditions {
     }
 }
 
-/// What happens to one packet.
+/// Fate of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is not delivered.
@@ -157,9 +157,9 @@ pub enum Cause {
 pub struct Delivery {
     /// When, since the link's start.
     pub at: Duration,
-    /// Whether a second copy arrives with it.
+    /// True if a second copy arrives with it.
     pub duplicate: bool,
-    /// Whether it was held back so that others overtake.
+    /// True if it was held back so that others overtake.
     pub late: bool,
     /// A random number that picks the bit to flip, if one is.
     pub corrupt: Option<u64>,

@@ -285,7 +285,7 @@ impl Host {
             .with_context(|| format!("no interface {interface} on host {}", self.name()))
     }
 
-    /// Whether something listens on a TCP port, on any address of either family.
+    /// True if something listens on a TCP port, on any address of either family.
     ///
     /// # Errors
     /// If the kernel's table cannot be read.

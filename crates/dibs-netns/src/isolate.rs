@@ -52,7 +52,7 @@ pub fn enter() -> Result<()> {
     Isolation::new().apply().map_err(explain)
 }
 
-/// Whether this process runs in namespaces that [`enter`] or [`isolated`] made.
+/// True if this process runs in namespaces that [`enter`] or [`isolated`] made.
 pub fn is_inside() -> bool {
     Path::new(MARKER).is_dir()
 }

@@ -71,7 +71,7 @@ pub fn require_programs(needed: &[(&str, &str)]) -> Result<()> {
 
 /// A running process of a host; killed and reaped when dropped.
 ///
-/// What it prints is kept in files below this process's `/run`.
+/// Output of it is kept in files below this process's `/run`.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -107,17 +107,17 @@ impl Process {
         self.child.id()
     }
 
-    /// What it has written to standard output so far.
+    /// Bytes that it has written to standard output so far.
     pub fn stdout(&self) -> String {
         read_lossy(&self.stdout)
     }
 
-    /// What it has written to standard error so far.
+    /// Bytes that it has written to standard error so far.
     pub fn stderr(&self) -> String {
         read_lossy(&self.stderr)
     }
 
-    /// Whether it has neither exited nor been killed.
+    /// True if it has neither exited nor been killed.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

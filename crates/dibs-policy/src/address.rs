@@ -110,7 +110,7 @@ impl Prefix {
         Family::of(self.address)
     }
 
-    /// Whether every address of `other` is in this network.
+    /// True if every address of `other` is in this network.
     pub fn contains(self, other: Prefix) -> bool {
         self.length <= other.length
             && Prefix::new(other.address, self.length).is_ok_and(|cut| cut == self)
@@ -125,7 +125,7 @@ impl Prefix {
         }
     }
 
-    /// Whether `address` is in this network.
+    /// True if `address` is in this network.
     pub fn holds(self, address: IpAddr) -> bool {
         self.contains(Prefix::host(address))
     }

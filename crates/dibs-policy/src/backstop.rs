@@ -38,7 +38,7 @@ pub struct Known {
     pub bumped: BTreeSet<Ends>,
     /// Plain by choice, whatever the class rules say.
     pub plain: BTreeSet<Ends>,
-    /// Those of which nothing is taken that comes in plain, before conntrack sees it.
+    /// Connections of which nothing is taken that comes in plain, before conntrack sees it.
     pub locked: BTreeSet<Ends>,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Strength {
     }
 }
 
-/// Whether a backstop stands.
+/// State of a backstop.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
     /// There is nothing for it to stop.
@@ -117,7 +117,7 @@ impl Backstop {
         self.nft.port()
     }
 
-    /// Whether it stands, as far as was last seen.
+    /// State of the backstop, as it was last seen.
     pub fn standing(&self) -> &Standing {
         &self.standing
     }
@@ -457,7 +457,7 @@ impl Backstop {
     }
 }
 
-/// Where the backstop knows a connection to be.
+/// Place of a connection, as the backstop knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// On a bump.

@@ -59,9 +59,9 @@ const EVENT_BUFFER: usize = 4 << 20;
 pub struct Tuple {
     /// IP protocol number: 6 is TCP.
     pub protocol: u8,
-    /// Who sends.
+    /// Address and port of the sender.
     pub source: SocketAddr,
-    /// Who receives.
+    /// Address and port of the receiver.
     pub destination: SocketAddr,
 }
 
@@ -90,7 +90,7 @@ pub struct Connection {
     pub reply: Tuple,
     /// The whole ctmark, bits of others included.
     pub mark: u32,
-    /// Whether the kernel told the mark: of an event that is about other things it leaves 0 out.
+    /// True if the kernel told the mark. Events about other things leave a mark of 0 out.
     pub mark_told: bool,
     /// The kernel's number for the entry.
     pub id: u32,
@@ -110,13 +110,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Whether conntrack saw a RST of it.
+    /// True if conntrack saw a RST of it.
     pub fn was_closed(&self) -> bool {
         self.tcp_state == Some(TCP_CLOSE)
     }
 }
 
-/// What happened to a tracked connection.
+/// Change of a tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// It is tracked from now on.
@@ -141,12 +141,12 @@ impl Conntrack {
         Ok(Self { wire })
     }
 
-    /// Whether it waits for nothing. One that is not was given up half way, and is of no use any more.
+    /// True if it waits for nothing. A socket that does was given up half way, and is of no use any more.
     pub fn is_idle(&self) -> bool {
         self.wire.is_idle()
     }
 
-    /// What `pick` makes of every tracked connection of both families.
+    /// Results of `pick` for every tracked connection of both families.
     pub async fn list<U>(
         &mut self,
         pick: impl FnMut(Connection) -> Option<U>,

@@ -18,7 +18,7 @@ pub struct Desired {
     pub table_base: u32,
     /// Priority of the RPDB rules that send marked packets to their table.
     pub rule_priority: u32,
-    /// What becomes of steered packets when their device is missing.
+    /// Fate of steered packets when their device is missing.
     pub fail: Fail,
     /// Networks that this host forwards for: what their hosts and those of the peers send each other is
     /// steered too. None: only what is this host's own.
@@ -47,7 +47,7 @@ impl Default for Desired {
     }
 }
 
-/// What becomes of steered packets that cannot leave by their bump's device.
+/// Fate of steered packets that cannot leave by their bump's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fail {
@@ -76,7 +76,7 @@ pub struct BumpRoute {
     pub peers: Vec<Prefix>,
 }
 
-/// Who made a bump's device, and may therefore set it up.
+/// Maker of a bump's device, who may set it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceOwner {
@@ -92,7 +92,7 @@ pub enum DeviceOwner {
 pub struct ClassRule {
     /// The number under which the user knows the rule; it stands in the rule's comment.
     pub id: u32,
-    /// Where matching connections go.
+    /// Bump of matching connections.
     #[serde(with = "number")]
     pub bump: BumpId,
     /// The transport protocol.
@@ -119,7 +119,7 @@ pub struct ClassRule {
     pub matches: Vec<String>,
     /// The only family in which iptables takes it.
     pub family: Option<Family>,
-    /// What stands above it, and what it keeps out.
+    /// Binding: what stands above the rule, and what the rule keeps out.
     pub binding: Binding,
 }
 
@@ -151,7 +151,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Whether a port is one of these.
+    /// True if a port is one of these.
     pub fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
@@ -198,7 +198,7 @@ impl Hours {
 const DAY: u32 = 86_400;
 
 impl ClassRule {
-    /// Whether something that it names shows only in packets that this host sends.
+    /// True if one of its terms shows only in packets that this host sends.
     pub fn shows_only_sending(&self) -> bool {
         let Self {
             gid,
@@ -210,8 +210,8 @@ impl ClassRule {
         gid.is_some() || interface.is_some() || dscp.is_some() || !matches.is_empty()
     }
 
-    /// Whether something that it names only connections of this host's own have: a socket, or the
-    /// device that is found before the packet is marked.
+    /// True if only connections of this host's own have one of its terms: a socket, or the device that is found before
+    /// the packet is marked.
     pub fn is_of_sockets(&self) -> bool {
         let modules = self.matches.iter().zip(self.matches.iter().skip(1));
         let mut modules = modules.filter(|(option, _)| *option == "-m");
@@ -221,7 +221,7 @@ impl ClassRule {
             || modules.any(|(_, module)| module == "owner" || module == "cgroup")
     }
 
-    /// Whether it can match packets of a family.
+    /// True if it can match packets of a family.
     pub fn concerns(&self, family: Family) -> bool {
         let named = [self.source, self.destination];
         let mut named = named.into_iter().flatten().map(|net| net.family());

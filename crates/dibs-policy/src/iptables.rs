@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use crate::table::{Table, reason};
 
-/// What a chain is for: guards are installed before markers and removed after them, so that no marked
-/// packet is ever without a guard.
+/// Role of a chain: guards are installed before markers and removed after them, so that no marked packet is ever
+/// without a guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Drops or refuses.
@@ -70,7 +70,7 @@ pub struct Jump {
     pub rule: String,
     /// Our chain that it jumps to.
     pub target: String,
-    /// Whether nothing of others stands before it in its chain.
+    /// True if no rule of others stands before it in its chain.
     pub first: bool,
 }
 
@@ -128,7 +128,7 @@ impl Tables {
         tables
     }
 
-    /// Whether nothing of ours is there.
+    /// True if nothing of ours is there.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }

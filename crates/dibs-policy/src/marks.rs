@@ -6,7 +6,7 @@
 use dibs_settings::BumpId;
 use serde::{Deserialize, Serialize};
 
-/// Where dibs keeps its six bits in fwmark and ctmark. Every shift comes from the mask.
+/// Layout of the six bits of dibs in fwmark and ctmark. Every shift comes from the mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct MarkLayout {
@@ -72,8 +72,8 @@ impl MarkLayout {
         self.bump_mask()
     }
 
-    /// What `enable` (a bump) and `disable` (none) write into a ctmark: the value, and the bits that
-    /// it replaces. LOCKED is not among them.
+    /// Value that `enable` (a bump) and `disable` (none) write into a ctmark, and the bits that it replaces. LOCKED is
+    /// not among them.
     pub fn choice(self, bump: Option<BumpId>) -> (u32, u32) {
         let value = self.override_bit() | bump.map_or(0, |bump| self.bump(bump));
         (value, self.override_bit() | self.bump_mask())

@@ -25,7 +25,7 @@ const BACKUP_METRIC: u32 = 1000;
 pub struct Network {
     /// TUNs of ours and how they should be set up.
     pub devices: BTreeSet<DeviceName>,
-    /// Whether what comes out of them may be for others.
+    /// True if packets that come out of them may be for others.
     pub forwards: bool,
     /// Devices of others that routes lead to.
     pub foreign: BTreeSet<DeviceName>,
@@ -51,15 +51,15 @@ pub struct Address {
 pub struct Route {
     /// Its routing table.
     pub table: u32,
-    /// Where it leads.
+    /// Destination.
     pub destination: Prefix,
-    /// What becomes of a packet.
+    /// Hop that a packet takes.
     pub hop: Hop,
     /// The lower is preferred.
     pub metric: u32,
 }
 
-/// What a route does with a packet.
+/// Hop of a route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hop {
     /// It leaves by this device.
@@ -93,7 +93,7 @@ pub struct Rule {
     pub table: u32,
 }
 
-/// What the kernel has: ours, and the devices that matter to us.
+/// State of the kernel's network: what is ours, and the devices that matter to us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkState {
     /// The devices asked for, as far as they exist.
@@ -109,11 +109,11 @@ pub struct NetworkState {
 /// A device as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkState {
-    /// Whether it is up.
+    /// True if it is up.
     pub up: bool,
     /// Its MTU in bytes.
     pub mtu: u32,
-    /// Whether its root queueing discipline is `noqueue`.
+    /// True if its root queueing discipline is `noqueue`.
     pub noqueue: bool,
     /// The sysctls of [`SYSCTLS`] that exist for it.
     pub sysctls: BTreeMap<&'static str, String>,
@@ -264,8 +264,8 @@ impl Network {
         self.devices.iter().chain(&self.foreign)
     }
 
-    /// What has to be added to `now`, in the order in which it is safe: set up devices, close tables, open
-    /// them, send marked packets there. Routes by devices that are missing or down wait for them.
+    /// Changes that add to `now` what is missing, in the order in which that is safe: set up devices, close tables,
+    /// open them, send marked packets there. Routes by devices that are missing or down wait for them.
     pub fn additions(&self, now: &NetworkState) -> Vec<NetChange> {
         let mut changes = Vec::new();
         for device in &self.devices {
@@ -300,7 +300,7 @@ impl Network {
         changes
     }
 
-    /// What has to go from `now`, in the reverse order.
+    /// Changes that remove from `now` what is too much, in the reverse order.
     pub fn removals(&self, now: &NetworkState) -> Vec<NetChange> {
         let rules = now.rules.difference(&self.rules).rev_collect();
         let routes = now.routes.difference(&self.routes).rev_collect();

@@ -1,5 +1,8 @@
 //! nftables over netlink: just what the [backstop](crate::Backstop) needs, without a program.
 //!
+//! By hand because the crates for it start `nft` for each change (nftables), bind a library in C (nftnl), or are
+//! under the GPL (rustables).
+//!
 //! A table belongs to the socket that made it (`NFT_TABLE_F_OWNER`, Linux 5.12): the kernel lets nobody
 //! else change it, and `nft flush ruleset` passes it over. With `NFT_TABLE_F_PERSIST` (Linux 6.9) it
 //! outlives the socket, and the next one takes it over.

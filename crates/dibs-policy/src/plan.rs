@@ -86,7 +86,7 @@ impl Plan {
         }
     }
 
-    /// Whether nothing at all is wanted.
+    /// True if nothing at all is wanted.
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty() && self.network == Network::default()
     }

@@ -17,7 +17,7 @@ pub struct Command {
     pub program: String,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// What it reads on standard input.
+    /// Bytes that it reads on standard input.
     pub input: String,
 }
 

@@ -49,7 +49,7 @@ pub struct TcpSocket {
     pub bound_device: u32,
     /// The connection of MPTCP that it is a subflow of, by the kernel's number for that (RFC 8684, 3.2: the token).
     pub mptcp: Option<u32>,
-    /// What TCP counts, if the kernel told.
+    /// Counts of TCP, if the kernel told.
     pub counts: Option<TcpCounts>,
 }
 
@@ -148,8 +148,7 @@ async fn look_up(
     Ok(sockets.find(|socket| (socket.local, socket.remote) == (*local, *remote)))
 }
 
-/// What `pick` makes of every connected TCP socket of both families; IPv4-mapped addresses are given as
-/// IPv4.
+/// Results of `pick` for every connected TCP socket of both families; IPv4-mapped addresses are given as IPv4.
 pub async fn list<U>(mut pick: impl FnMut(TcpSocket) -> Option<U>) -> Result<Vec<U>, Error> {
     let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
     let mut sockets = Vec::new();

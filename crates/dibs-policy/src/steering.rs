@@ -15,7 +15,7 @@ mod probe;
 
 pub use probe::Probed;
 
-/// Which iptables programs are used. Each sees only the rules made with it.
+/// Variant of the iptables programs. Each sees only the rules made with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// What this host calls `iptables`.
@@ -68,12 +68,12 @@ struct Shown {
     shown: Vec<String>,
 }
 
-/// What [`Steering::set`] did.
+/// Report of [`Steering::set`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The steps taken, in order. Empty: everything was as wanted.
     pub steps: Vec<Step>,
-    /// What could not be had but does not stand in the way, in words for the log.
+    /// Warnings for the log: things that could not be had but do not stand in the way.
     pub warnings: Vec<String>,
 }
 
@@ -177,8 +177,8 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         Ok(report)
     }
 
-    /// Whether [`Watch`](crate::Watch) hears of changes of our chains: not of those made with the legacy
-    /// variant. Then [`set`](Self::set) is to be repeated often.
+    /// True if [`Watch`](crate::Watch) hears of changes of our chains. It does not for those made with the legacy
+    /// variant: then [`set`](Self::set) is to be repeated often.
     pub async fn is_told(&mut self) -> Result<bool, Error> {
         match (self.told, self.variant) {
             (Some(told), _) => Ok(told),
@@ -191,7 +191,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         }
     }
 
-    /// What is ours in the kernel, seen with the variant in use.
+    /// Rules of ours in the kernel, seen with the variant in use.
     pub async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let plan = Plan::new(desired)?;
         self.look(self.variant.unwrap_or(Variant::Default), &plan)
@@ -390,7 +390,7 @@ pub struct Counting<R> {
 }
 
 impl<R: CommandRunner> Counting<R> {
-    /// What was dropped, without what chains counted that are written anew meanwhile.
+    /// Packets that were dropped, without those counted by chains that are written anew meanwhile.
     pub async fn drops(self) -> Result<Drops, Error> {
         let mut drops = self.before;
         if let Some(variant) = self.variant {

@@ -126,7 +126,7 @@ impl Handshake {
     }
 }
 
-/// What a path is for.
+/// Role of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Data.
@@ -206,7 +206,7 @@ pub struct Hint {
     pub path: usize,
     /// Probes of it, when it stops answering, whose interval does not grow.
     pub weight: u32,
-    /// It is usable while its smoothed round trip is at most so many times the least one of all paths.
+    /// Limit of its smoothed round trip, as a multiple of the least one of all paths, up to which it is usable.
     pub delta: f64,
 }
 
@@ -228,7 +228,7 @@ pub enum Place {
     Address(IpAddr),
 }
 
-/// Where a peer may begin connections to.
+/// Opening: addresses and ports to which a peer may begin connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     /// The addresses.
@@ -240,7 +240,7 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// What a peer may open if nothing is said of it.
+    /// Opening of a peer of which nothing is said.
     pub const PATHS: Self = Self::all(Place::Paths);
     /// Everything.
     pub const ANY: Self = Self::all(Place::Any);
@@ -253,7 +253,7 @@ impl Opening {
         }
     }
 
-    /// Whether it is one for a connection to there, where some addresses are reachable.
+    /// True if it is one for a connection to there, where some addresses are reachable.
     pub fn admits(
         &self,
         is_reachable: impl Fn(IpAddr) -> bool,

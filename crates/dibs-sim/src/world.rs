@@ -390,7 +390,12 @@ impl World {
             consider(kernel.map(|t| if t <= now { least } else { t }));
             consider(host.starts_at);
             consider(host.steering.poll_timeout());
-            consider(host.node.as_ref().and_then(Node::poll_timeout));
+            consider(
+                host.node
+                    .as_ref()
+                    .and_then(Node::poll_timeout)
+                    .map(|due| due.at),
+            );
         }
         // Who sleeps is not woken by his applications.
         let awake = self.hosts.iter().all(|h| h.asleep_until <= now);
@@ -417,7 +422,7 @@ impl World {
             let (now, wall) = (self.now, self.wall());
             let h = &mut self.hosts[host];
             if let Some(node) = &mut h.node
-                && node.poll_timeout().is_some_and(|t| t <= now)
+                && node.poll_timeout().is_some_and(|due| due.at <= now)
             {
                 h.spins += 1;
                 if h.spins > 50 {

@@ -13,18 +13,18 @@ use crate::messages::{Named, Outcome, Switch};
 use crate::plausible::{Hosts, Implausible};
 use crate::table::{Conn, ConnTable};
 
-/// What a peer's SWITCH asks for.
+/// Request of a peer's SWITCH.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// As the peer says it.
     pub switch: Switch,
     /// This host and that peer.
     pub hosts: Hosts,
-    /// What all of it is refused with.
+    /// Refusal of all of it.
     pub refusal: Option<Refusal>,
 }
 
-/// What this host knows of a connection that a SWITCH names.
+/// Knowledge of this host about a connection that a SWITCH names.
 #[derive(Clone, Copy, Debug)]
 pub struct Here {
     /// Its socket.
@@ -81,7 +81,7 @@ pub struct Following {
     pub pair: Pair,
     /// Nobody here knew that it would be there.
     pub is_new: bool,
-    /// What the peer asked for.
+    /// Request of the peer.
     pub switch: Switch,
     version: Version,
     /// What stood for it.
@@ -93,7 +93,7 @@ pub struct Following {
     failed: bool,
 }
 
-/// What is to be done for a [`Following`].
+/// Step that is to be done for a [`Following`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// What is locked to where it is and is about to leave is to be unlocked.
@@ -207,7 +207,7 @@ impl Wanted {
 }
 
 impl Following {
-    /// What is to be done next; none: the peer is to be [answered](Self::answer).
+    /// Step that is to be done next; none: the peer is to be [answered](Self::answer).
     pub fn next(&self) -> Option<Step> {
         self.next
     }
@@ -245,7 +245,7 @@ impl Following {
         true
     }
 
-    /// What the peer is told.
+    /// Answer to the peer.
     pub fn answer(&self) -> (Outcome, u64) {
         if let Some(refusal) = self.refusal {
             return refusal.answer();

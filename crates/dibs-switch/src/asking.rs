@@ -52,9 +52,9 @@ enum Phase {
     Concluded(Answer, Conclusion, Option<Step>),
 }
 
-/// What is to be done for a [`Negotiation`]. Of many that move together those go first that wait for the least
-/// of this: who has no part in it does not wait for the silence of others, and no peer that is ready waits
-/// for a question about another.
+/// Step that is to be done for a [`Negotiation`]. Of many that move together the ones with the least step go first. A
+/// connection without part in a step then does not wait for a silent peer, and a peer that is ready does not wait for a
+/// question about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// What is locked to where it is and is about to leave is to be unlocked.
@@ -86,7 +86,7 @@ pub enum Step {
     Done,
 }
 
-/// What has become of a choice, and who has to be told.
+/// Conclusion of a choice: what it came to, and who has to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conclusion {
     /// It is in force.
@@ -155,7 +155,7 @@ impl Negotiation {
         self.phase = Phase::Answered(Err(Unanswered::NotAsked));
     }
 
-    /// What was to be done is, where nothing more is to be said of it.
+    /// Notes that the step is done, if nothing more is to be said of it.
     pub fn handle_done(&mut self) {
         self.phase = match self.phase {
             Phase::Locked => Phase::Unlocked,
@@ -167,7 +167,7 @@ impl Negotiation {
         };
     }
 
-    /// Whether what the kernel here sent by its bump is under way.
+    /// Takes what a look at the kernel showed: `sends` if bytes that it sent by the bump are under way.
     pub fn handle_look(&mut self, sends: bool) {
         let (ready, again) = (sends, false);
         self.phase = Phase::Asking { ready, again };
@@ -188,7 +188,7 @@ impl Negotiation {
         self.version
     }
 
-    /// What the peer is asked, or [would be](Step::Ask).
+    /// Request that the peer is asked, or [would be](Step::Ask).
     pub fn switch(&self, ready: bool) -> Switch {
         Switch {
             bump: self.bump,
@@ -197,7 +197,7 @@ impl Negotiation {
         }
     }
 
-    /// What the peer answered, so far.
+    /// Answer of the peer, so far.
     pub fn answer(&self) -> Answer {
         match self.phase {
             Phase::Answered(answer) | Phase::Concluded(answer, ..) => answer,
@@ -205,7 +205,7 @@ impl Negotiation {
         }
     }
 
-    /// What has become of it, once that is known.
+    /// Conclusion, once it is known.
     pub fn conclusion(&self) -> Option<Conclusion> {
         match self.phase {
             Phase::Concluded(_, conclusion, _) => Some(conclusion),
@@ -213,7 +213,7 @@ impl Negotiation {
         }
     }
 
-    /// What is to be done next.
+    /// Step that is to be done next.
     pub fn next(&self) -> Step {
         match self.phase {
             Phase::Locked => Step::Unlock,

@@ -104,11 +104,11 @@ impl Socket {
 pub struct Version {
     /// Grows with each choice for the connection.
     pub generation: u64,
-    /// Who chose: the first bytes of the public key.
+    /// Host that chose: the first bytes of its public key.
     pub host: u64,
 }
 
-/// What was chosen for a connection.
+/// Choice for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
     /// The bump; none: plain.
@@ -132,7 +132,7 @@ pub struct Meant {
     pub socket: Socket,
 }
 
-/// What was chosen for a connection.
+/// Choice for a connection, if there is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chosen {
     known: Option<Choice>,

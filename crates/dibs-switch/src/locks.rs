@@ -14,12 +14,12 @@ use crate::conns::Socket;
 use crate::messages::{Answer, Named, Outcome};
 use crate::tracked::{Entry, Mend};
 
-/// What both ends sent in plain before they were on the bump has arrived, or is lost.
+/// Time after which bytes that both ends sent in plain before they were on the bump have arrived, or are lost.
 pub const GRACE: Duration = Duration::from_secs(1);
 /// Before a peer that is not on the bump is asked again.
 pub const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// What this host knows of a connection that a CONFIRM names.
+/// Knowledge of this host about a connection that a CONFIRM names.
 #[derive(Clone, Copy, Debug)]
 pub struct Here {
     /// Its socket.
@@ -38,7 +38,7 @@ pub fn answer(bump: BumpId, named: &Named, here: Option<Here>) -> (Outcome, u64)
     }
 }
 
-/// What is known of a connection's lock.
+/// State of a connection's lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lock(State);
 
@@ -56,8 +56,8 @@ enum State {
 }
 
 impl Lock {
-    /// What the peer answered that was asked whether it has the connection on `bump`. `stays_on`: where this end has it
-    /// by now. Without an answer there is nobody to confirm anything.
+    /// Takes the answer of the peer to the question whether it has the connection on `bump`. `stays_on`: where this end
+    /// has it by now. Without an answer nobody confirms anything.
     pub fn handle_answer(
         &mut self,
         bump: BumpId,
@@ -113,7 +113,7 @@ impl Lock {
         *self = Self::default();
     }
 
-    /// Where it is locked.
+    /// Bump on which it is locked.
     pub fn locked(&self) -> Option<BumpId> {
         match self.0 {
             State::Locked { bump } => Some(bump),
@@ -121,8 +121,8 @@ impl Lock {
         }
     }
 
-    /// Whether a connection that is about to go to a bump, or to plain, is to be released before: on a lock for
-    /// another one something is known.
+    /// True if a connection that is about to go to a bump, or to plain, is to be released before, because a lock for
+    /// another bump is known.
     pub fn holds_back(&self, bump: Option<BumpId>) -> bool {
         bump.is_none() || self.is_elsewhere(bump)
     }
@@ -141,7 +141,7 @@ impl Lock {
         self.bump().is_some() && self.bump() != bump
     }
 
-    /// Whether the peer should be asked if it is on `bump`.
+    /// True if the peer should be asked if it is on `bump`.
     pub fn wants_asking(&self, bump: BumpId, now: Time) -> bool {
         match self.0 {
             _ if self.bump() != Some(bump) => true,
@@ -174,8 +174,8 @@ impl Lock {
         self.locked()
     }
 
-    /// What is to be done about the entry that conntrack has of it. `lives`: there is a socket of it here, and neither
-    /// end has begun to end it, or one has.
+    /// Correction of the entry that conntrack has of it. `lives`: there is a socket of it here, and neither end has
+    /// begun to end it, or one has.
     pub fn mend(&self, Entry { mark, closed }: Entry, lives: Option<bool>) -> Option<Mend> {
         match lives {
             Some(_) if !mark.locked => {
@@ -187,7 +187,7 @@ impl Lock {
         }
     }
 
-    /// Whether it is for any of these bumps.
+    /// True if it is for any of these bumps.
     pub fn is_for(&self, bumps: [Option<BumpId>; 2]) -> bool {
         self.bump().is_some() && bumps.contains(&self.bump())
     }

@@ -5,19 +5,19 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_settings::BumpId;
 
-/// What came by a bump after its connection had left it does not pull it back for so long.
+/// Time for which packets that came by a bump after their connection had left it do not pull it back.
 pub const STRAGGLERS: Duration = Duration::from_secs(5);
 
-/// Where such a connection is.
+/// Place of a connection that no choice and no rule of ours put there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
     /// The bump.
     pub bump: BumpId,
-    /// Who put it there.
+    /// Hand that put it there.
     pub by: Hand,
 }
 
-/// Who puts connections on bumps beside choices, and rules that the daemon can follow itself.
+/// Hand that puts connections on bumps, beside choices and the rules that the daemon can follow itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hand {
     /// The peer.
@@ -30,36 +30,36 @@ pub enum Hand {
     Kept,
 }
 
-/// What we gave a connection's mark last, or took up from another program.
+/// Mark that we gave a connection last, or took up from another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Its bump, if it has one.
     pub bump: Option<BumpId>,
-    /// It has OVERRIDE.
+    /// OVERRIDE is set.
     pub chosen: bool,
     /// Since when.
     pub at: Time,
 }
 
-/// What a connection's mark is to say, by what is known of it.
+/// Mark that a connection is to have, by all that is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewMark {
-    /// It has OVERRIDE.
+    /// OVERRIDE is set.
     pub chosen: bool,
-    /// It has LOCKED.
+    /// LOCKED is set.
     pub locked: bool,
     /// The bump that it had before, as far as is known.
     pub was: Option<BumpId>,
 }
 
-/// What the kernel says that a connection's mark is.
+/// Mark of a connection as the kernel tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenMark {
     /// Its bump, if it has one.
     pub bump: Option<BumpId>,
-    /// It has OVERRIDE.
+    /// OVERRIDE is set.
     pub chosen: bool,
-    /// It has LOCKED.
+    /// LOCKED is set.
     pub locked: bool,
     /// This host carries its bump, if it has one.
     pub carried: bool,
@@ -67,7 +67,7 @@ pub struct SeenMark {
     pub told: bool,
 }
 
-/// What a mark comes to that our record does not know.
+/// Meaning of a mark that our record does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// Another program chose so.

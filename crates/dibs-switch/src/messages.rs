@@ -80,7 +80,7 @@ const _: () = assert!(HEADER + 11 + MAX_ENTRIES * LONGEST_ENTRY <= MAX_CONTROL);
 pub struct Message {
     /// Names a question and its answer; the asker's choice.
     pub request: u32,
-    /// What it says.
+    /// Body.
     pub body: Body,
 }
 
@@ -93,7 +93,7 @@ pub struct Named {
     pub socket: Socket,
 }
 
-/// What a SWITCH says of all its connections.
+/// Fields of a SWITCH that hold for all its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
     /// The bump that they are on from now on; none: plain.
@@ -146,9 +146,9 @@ pub enum Body {
     Answer(Vec<(Outcome, u64)>),
 }
 
-/// What came of a SWITCH for one connection. Beside it stands the generation known afterwards; of
-/// [`OwnRule`](Outcome::OwnRule) the bump that the rule wants, of [`OtherSocket`](Outcome::OtherSocket)
-/// the socket, and of a KNOCK that is [`Done`](Outcome::Done) the [numbers](Numbers::to_wire) of the answerer.
+/// Outcome of a SWITCH for one connection. Beside it stands the generation known afterwards; of
+/// [`OwnRule`](Outcome::OwnRule) the bump that the rule wants, of [`OtherSocket`](Outcome::OtherSocket) the socket, and
+/// of a KNOCK that is [`Done`](Outcome::Done) the [numbers](Numbers::to_wire) of the answerer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {

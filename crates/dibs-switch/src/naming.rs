@@ -25,7 +25,7 @@ enum Phase {
     Answered(Answer),
 }
 
-/// What is to be done for a [`Query`].
+/// Step that is to be done for a [`Query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The peer is to be asked.
@@ -43,12 +43,12 @@ impl Query {
         Self { conn, phase }
     }
 
-    /// What it is about.
+    /// Connection that it is about.
     pub fn conn(&self) -> Meant {
         self.conn
     }
 
-    /// What is to be done next.
+    /// Step that is to be done next.
     pub fn next(&self) -> Next {
         match self.phase {
             Phase::Asked | Phase::AskedAgain => Next::Ask,
@@ -57,7 +57,7 @@ impl Query {
         }
     }
 
-    /// What came of it.
+    /// Answer that came of it.
     pub fn answer(&self) -> Option<Answer> {
         match self.phase {
             Phase::Answered(answer) => Some(answer),
@@ -77,7 +77,8 @@ impl Query {
         };
     }
 
-    /// Whether the connection is still there; then the name that the peer gave its socket is its name.
+    /// Takes what a look at the kernel showed: if the connection is still there, the name that the peer gave its socket
+    /// is its name.
     pub fn handle_look(&mut self, conns: &mut ConnTable, is_there: bool) {
         if let Phase::Renamed(theirs) = self.phase {
             self.phase = match is_there {

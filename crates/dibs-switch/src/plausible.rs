@@ -51,14 +51,14 @@ impl Chosen {
         Some(why)
     }
 
-    /// Whether the other end may name this generation for the connection that has this socket here.
+    /// True if the other end may name this generation for the connection that has this socket here.
     pub fn may_be(&self, socket: Socket, generation: u64) -> bool {
         let known = self.of(socket);
         let known = known.map_or(0, |choice| choice.version.generation);
         generation <= known.saturating_add(MAX_AHEAD)
     }
 
-    /// Whether the other end may name this version for the connection that has this socket here.
+    /// Checks a version that the other end names for the connection that has this socket here.
     ///
     /// # Errors
     /// What is wrong with it.

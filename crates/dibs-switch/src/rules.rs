@@ -8,7 +8,7 @@ use crate::marks::Hand;
 use crate::messages::Outcome;
 use crate::table::{Conn, ConnTable};
 
-/// Whether a rule means a connection.
+/// Fit of a rule and a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// It does.
@@ -43,9 +43,9 @@ pub struct Ruling<'a, I, C> {
     pub live: &'a C,
     /// Its socket here.
     pub socket: Socket,
-    /// What is known of it.
+    /// Record of it.
     pub known: &'a Conn,
-    /// What its peer's rules need here.
+    /// Bumps that its peer's rules need here.
     pub wants: Wants,
     /// Its peer has a session, and answers.
     pub answers: bool,
@@ -99,7 +99,7 @@ where
         self.bump().filter(|_| self.choice().is_none())
     }
 
-    /// Where it is to go, of which the peer is asked again that could not follow to where it `went`; none: nowhere.
+    /// Bump, or plain, to which the peer is asked again to move, because it could not follow to `went`; none: nowhere.
     pub fn goes_again(&self, went: Option<BumpId>) -> Option<Option<BumpId>> {
         // What plain did not carry is to go there still.
         let handed = || {
@@ -121,13 +121,13 @@ where
         (choice.bump != Some(bump)).then_some(bump)
     }
 
-    /// Whether it waits for a session that it is not to wait for, before it has begun.
+    /// True if it waits for a session that it is not to wait for, before it has begun.
     pub fn may_begin_plain(&self) -> bool {
         let prefers = |rule: &R| rule.level() == Level::Prefer;
         self.deciding().is_some_and(prefers) && self.choice().is_none()
     }
 
-    /// Whether nothing keeps it on the bump of a rule that is `gone`: how far that meant it.
+    /// Fit of a rule that is `gone`, if nothing else keeps the connection on its bump.
     pub fn freed_of(&self, gone: &R) -> Option<Fit> {
         let ruled = || self.find(|_, fit| fit == Fit::Means).is_some();
         let fit = gone.fit(self.live);
@@ -139,13 +139,14 @@ where
         (had_it && self.choice().is_none() && !ruled()).then_some(fit)
     }
 
-    /// Whether its choice counts again, against which a rule stood that is `gone`: the kernel has it where that wanted it.
+    /// True if its choice counts again because a rule that stood against it is `gone`: the kernel has it where that
+    /// rule wanted it.
     pub fn is_left_to_choice(&self, gone: &R) -> bool {
         let stood = gone.level() == Level::Require && gone.fit(self.live) == Fit::Means;
         stood && self.requirement().is_none() && self.choice().is_some()
     }
 
-    /// Who put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
+    /// Hand that put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
     pub fn hand_of(&self, bump: BumpId) -> Option<Hand> {
         let has = |how| {
             self.find(|rule, fit| fit == how && rule.bump() == bump)
@@ -192,7 +193,7 @@ where
         on.filter(|on| meant == Some(*on))
     }
 
-    /// What a peer's SWITCH for it is judged by.
+    /// Knowledge by which a peer's SWITCH for it is judged.
     pub fn here(&self, bound: bool) -> Here {
         Here {
             socket: self.socket,
@@ -211,7 +212,7 @@ pub struct Wants {
 }
 
 impl Wants {
-    /// What an earlier run knew.
+    /// Wants that an earlier run knew.
     pub fn restored(bumps: u16) -> Self {
         let sequence = 0;
         Self { bumps, sequence }
@@ -222,7 +223,7 @@ impl Wants {
         self.bumps
     }
 
-    /// Whether they need this one.
+    /// True if they need this one.
     pub fn needs(&self, bump: BumpId) -> bool {
         self.bumps & 1 << bump.get() != 0
     }

@@ -24,11 +24,11 @@ pub struct ConnTable(BTreeMap<Pair, Conn>);
 /// A connection. What this host decides now may be ahead of its mark.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conn {
-    /// What was chosen for it.
+    /// Choice for it.
     pub choice: Chosen,
-    /// Whether it takes nothing in plain.
+    /// Lock: it takes nothing in plain.
     pub lock: Lock,
-    /// Whether the peer is still to be told of the choice, or asked again.
+    /// Dues to the peer: it is still to be told of the choice, or asked again.
     pub telling: Telling,
     /// Its socket here, and how the other end names its own.
     name: Option<(Socket, Socket)>,
@@ -44,9 +44,9 @@ pub struct Conn {
     followed: Option<BumpId>,
     /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
     pub(crate) arriving: bool,
-    /// It is on its way because rules changed: its mark is ahead of our record, or behind it.
+    /// Move because rules changed is under way: the mark is ahead of our record, or behind it.
     pub moving: bool,
-    /// It passed this host and was seen to end: of others without an entry in conntrack nobody knows.
+    /// End of a connection that passed this host was seen. Nobody knows it of others without an entry in conntrack.
     pub ended: bool,
 }
 
@@ -64,12 +64,12 @@ impl Conn {
         self.name = Some((own, theirs));
     }
 
-    /// Where it is neither by choice nor by a rule of ours.
+    /// Place where neither a choice nor a rule of ours put it.
     pub fn handed(&self) -> Option<Handed> {
         self.handed
     }
 
-    /// It is there from now on, or not any more.
+    /// Notes where neither a choice nor a rule of ours puts it from now on; none: it is there no more.
     pub fn hand_over(&mut self, to: Option<Handed>) {
         self.handed = to;
     }
@@ -87,7 +87,7 @@ impl Conn {
         self.written = Some(Written { bump, chosen, at });
     }
 
-    /// It gets a mark of this bump, or of none, by choice if `explicit`, and what else that is to say.
+    /// Moves the record to a mark of this bump, or of none, by choice if `explicit`; returns the mark.
     pub fn move_to_mark(&mut self, bump: Option<BumpId>, explicit: bool, now: Time) -> NewMark {
         if bump.is_some() || explicit {
             self.left = None;
@@ -106,7 +106,7 @@ impl Conn {
         new
     }
 
-    /// Whether a mark is as our record has it, or as the kernel's rules make it.
+    /// True if a mark is as our record has it, or as the kernel's rules make it.
     pub fn knows(&self, mark: SeenMark) -> bool {
         if self.moving && !self.is_chosen_elsewhere(mark) {
             return true;
@@ -128,16 +128,16 @@ impl Conn {
         }
     }
 
-    /// Whether a mark is a choice of another program that we have not taken up yet: neither what it is known to have,
-    /// nor what is to be.
+    /// True if a mark is a choice of another program that we have not taken up yet: neither the known mark nor the one
+    /// that is to be.
     pub fn is_chosen_elsewhere(&self, mark: SeenMark) -> bool {
         let written = { self.written }.is_some_and(|w| w.chosen && w.bump == mark.bump);
         let chosen = { self.choice.get() }.is_some_and(|choice| choice.bump == mark.bump);
         mark.chosen && mark.carried && !written && !chosen
     }
 
-    /// It has a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, where
-    /// no rule of ours does.
+    /// Takes a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, if no rule
+    /// of ours does.
     pub fn handle_mark(&mut self, mark: SeenMark, by: Option<Hand>, now: Time) -> Foreign {
         let has_left =
             |written: Written| written.bump.is_none() && now.since(written.at) < STRAGGLERS;
@@ -176,22 +176,22 @@ impl Conn {
         }
     }
 
-    /// It leaves its bump for plain, not by choice.
+    /// Moves it from its bump to plain, not by choice.
     pub fn move_to_left(&mut self, now: Time) {
         self.left = Some(now);
     }
 
-    /// Whether it did so a moment ago.
+    /// True if it left its bump for plain a moment ago.
     pub fn has_left(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Whether that is long enough ago that it may follow again.
+    /// True if it left long enough ago to follow again.
     pub fn may_follow(&self, now: Time) -> bool {
         self.left.is_some_and(|left| now.since(left) >= STRAGGLERS)
     }
 
-    /// It may follow again.
+    /// Takes the time at which it left: it may follow again.
     pub fn take_left(&mut self) -> Option<Time> {
         self.left.take()
     }
@@ -201,12 +201,12 @@ impl Conn {
         self.awaited = bump;
     }
 
-    /// What another program chose was taken up, or was not; what it chose since still waits.
+    /// Ends the wait for a choice of another program, which was taken up or was not; what it chose since still waits.
     pub fn end_awaited(&mut self, bump: Option<BumpId>) {
         self.awaited = self.awaited.filter(|awaited| Some(*awaited) != bump);
     }
 
-    /// Where the kernel has it without a choice.
+    /// Bump on which the kernel has it without a choice.
     pub fn followed(&self) -> Option<BumpId> {
         self.followed
     }
@@ -216,12 +216,12 @@ impl Conn {
         std::mem::replace(&mut self.followed, bump)
     }
 
-    /// Whether anything is known of it that stands in its mark.
+    /// True if anything is known of it that stands in its mark.
     pub fn is_marked(&self) -> bool {
         self.choice.get().is_some() || self.handed.is_some() || self.written.is_some()
     }
 
-    /// Whether anything is known of it that does not outlive it, see [`ConnTable::sweep`].
+    /// True if anything is known of it that does not outlive it, see [`ConnTable::sweep`].
     pub fn is_swept(&self) -> bool {
         self.is_marked() || self.name.is_some()
     }
@@ -241,12 +241,12 @@ impl Conn {
 }
 
 impl ConnTable {
-    /// What is known of a connection.
+    /// Record of a connection.
     pub fn get(&self, pair: &Pair) -> &Conn {
         self.0.get(pair).unwrap_or(&NOTHING)
     }
 
-    /// What is known of the connection between two ends, whichever of them is ours.
+    /// Record of the connection between two ends, whichever of them is ours.
     pub fn either(&self, ends: &[Pair; 2]) -> &Conn {
         let known = ends.iter().find_map(|pair| self.0.get(pair));
         known.unwrap_or(&NOTHING)
@@ -336,7 +336,7 @@ impl ConnTable {
         self.0.values().filter_map(|conn| conn.telling.due()).min()
     }
 
-    /// What peers are to be told by now, of the connections that are `meant`.
+    /// Dues of peers by now, of the connections that are `meant`.
     pub fn take_tellings(
         &mut self,
         now: Time,
@@ -359,7 +359,7 @@ impl ConnTable {
             .min()
     }
 
-    /// What rules moved, and where, of which peers are to be asked again for their part by now.
+    /// Connections that rules moved, and where to, if peers are to be asked again for their part by now.
     pub fn take_moved(&mut self, now: Time) -> Vec<(Pair, Option<BumpId>)> {
         let mut moved = Vec::new();
         self.update_all(|pair, conn| {
@@ -383,7 +383,7 @@ impl ConnTable {
         self.0.values().filter_map(|conn| conn.lock.due()).min()
     }
 
-    /// What is to be locked by now.
+    /// Connections that are to be locked by now.
     pub fn locks_due(&self, now: Time) -> impl Iterator<Item = Pair> {
         let due = move |conn: &Conn| conn.lock.due().is_some_and(|due| due <= now);
         let due = self.0.iter().filter(move |(_, conn)| due(conn));

@@ -12,7 +12,7 @@ use crate::messages::{Answer, Outcome, Unanswered};
 /// Before a peer is told again.
 pub const TELL_AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether a connection's peer is to be told what stands for it, or asked again: most are not.
+/// Dues to a connection's peer: it is to be told what stands for it, or asked again. Most have none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Telling(Option<Box<Dues>>);
 
@@ -83,7 +83,7 @@ impl Telling {
         self.0.as_ref()?.moved?.at
     }
 
-    /// What the peer is to be told by now, of what is `known`; it is not due any more, until its
+    /// Choice, of what is `known`, that the peer is to be told by now. It is not due any more until its
     /// [answer](Self::handle_answer). Behind a choice that waits, and may come to nothing, it waits, too.
     pub fn take_due(&mut self, known: Option<Choice>, now: Time) -> Option<Choice> {
         let take = |dues: &mut Dues| {
@@ -99,8 +99,8 @@ impl Telling {
         self.update(take)
     }
 
-    /// Where a rule moved the connection, if the peer is to be asked for its part again by now; it is not due any
-    /// more, until its [answer](Self::handle_moved). What is chosen counts instead; behind a choice that waits it waits,
+    /// Bump to which a rule moved the connection, if the peer is to be asked for its part again by now. It is not due
+    /// any more until its [answer](Self::handle_moved). A choice counts instead; behind a choice that waits, it waits,
     /// too.
     pub fn take_moved(&mut self, known: Option<Choice>, now: Time) -> Option<Option<BumpId>> {
         let take = |dues: &mut Dues| {
@@ -122,8 +122,8 @@ impl Telling {
         }
     }
 
-    /// What the peer answered that was asked for its part because rules moved the connection. To a bump it is asked
-    /// with each session anyway.
+    /// Takes the answer of the peer that was asked for its part because rules moved the connection. To a bump it is
+    /// asked with each session anyway.
     pub fn handle_moved(&mut self, bump: Option<BumpId>, answer: Answer, now: Time) {
         let at = match answer {
             Ok((Outcome::Failed, _))
@@ -136,8 +136,8 @@ impl Telling {
         self.update(|dues| dues.moved = at.map(|at| Moved { at, bump }));
     }
 
-    /// What the peer answered that was told of a choice. What else it refuses stays as it is there; and without a
-    /// session it is told with the next one. A rule of the peer that wants another bump is returned: the
+    /// Takes the answer of the peer that was told of a choice. Whatever else the peer refuses stays as it is there;
+    /// without a session it is told with the next one. A rule of the peer that wants another bump is returned: the
     /// choice is to be given up for it.
     pub fn handle_answer(&mut self, version: Version, answer: Answer, now: Time) -> Option<u64> {
         match answer {

@@ -5,7 +5,7 @@ use dibs_settings::BumpId;
 use crate::conns::Pair;
 use crate::marks::SeenMark;
 
-/// Of an entry of conntrack, what there is to look at.
+/// Entry of conntrack, as far as there is anything to look at.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// Its mark.
@@ -14,7 +14,7 @@ pub struct Entry {
     pub closed: bool,
 }
 
-/// What is to be done about an entry.
+/// Correction of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mend {
     /// It gets LOCKED, as long as it is locked on this bump.
@@ -25,7 +25,7 @@ pub enum Mend {
     Unlock,
 }
 
-/// What conntrack has of connections on bumps, as this host sends, in their order: there may be thousands, and
+/// Entries that conntrack has of connections on bumps, as this host sends, in their order: there may be thousands, and
 /// a hash table would be twice as large.
 #[derive(Debug, Default)]
 pub struct Tracked(Vec<(Pair, Entry)>);

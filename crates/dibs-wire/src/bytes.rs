@@ -17,12 +17,12 @@ impl<'a> Reader<'a> {
         Self { rest: bytes }
     }
 
-    /// What has not been read yet.
+    /// Bytes that have not been read yet.
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Whether everything has been read.
+    /// True if everything has been read.
     pub const fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
         self.at
     }
 
-    /// Whether nothing has been written.
+    /// True if nothing has been written.
     pub const fn is_empty(&self) -> bool {
         self.at == 0
     }

@@ -138,12 +138,11 @@ pub struct Chunk<'a> {
     pub incarnation: u16,
     /// Restored on its own (true) or in the order of its epoch.
     pub solo: bool,
-    /// Of a solo chunk: how far its epoch had come when it was cut, in bytes beyond the offset. TCP sent all of those
-    /// before.
+    /// Bytes beyond the offset that the epoch had come when a solo chunk was cut. TCP sent all of them before.
     pub ahead: u32,
     /// The epoch begins with this chunk.
     pub first: bool,
-    /// What lies in front of the epoch goes, or went, to the receiver by another way than this bump.
+    /// Bytes in front of the epoch go, or went, to the receiver by another way than this bump.
     pub detached: bool,
     /// The receiver takes it as part of its epoch and does not hand it to its kernel, to which it is lost: so that TCP
     /// slows down.
@@ -179,14 +178,13 @@ pub struct EmptySegment<'a> {
 /// payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// It was split only because it has segments without payload: those are never sent again, and ask
-    /// for no acknowledgement.
+    /// Segments without payload are its only content: they are never sent again, and ask for no acknowledgement.
     pub fleeting: bool,
     /// The bump that split it.
     pub bump: u8,
     /// The low bits of the number of the set that the share belongs to.
     pub set: u32,
-    /// Which share of the set it is.
+    /// Index of the share in the set.
     pub index: u8,
     /// How many give the whole.
     pub needed: u8,
@@ -289,7 +287,7 @@ pub enum Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Whether the frame asks for an acknowledgement of its datagram.
+    /// True if the frame asks for an acknowledgement of its datagram.
     pub const fn is_ack_eliciting(&self) -> bool {
         match self {
             Self::Ack(_) => false,

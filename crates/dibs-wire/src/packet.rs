@@ -112,9 +112,9 @@ pub struct Opaque<'a> {
     pub dst: IpAddr,
     /// IPv4 protocol, or the IPv6 next header of the fixed header.
     pub protocol: u8,
-    /// It is one of several IPv4 fragments (IPv6 fragments have protocol 44).
+    /// Fragment of IPv4, one of several (IPv6 fragments have protocol 44).
     pub fragment: bool,
-    /// Where the upper layer begins in `bytes`.
+    /// Offset in `bytes` of the upper layer.
     pub upper: usize,
     /// The whole packet, cut to its own length.
     pub bytes: &'a [u8],
@@ -153,13 +153,13 @@ impl<'a> Segment<'a> {
         self.payload_at - self.options.len() - 20
     }
 
-    /// Whether a flag is set.
+    /// True if a flag is set.
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
-    /// Whether the options are exactly the time stamps in the usual layout (NOP NOP TS), or none:
-    /// then they need not be carried raw.
+    /// True if the options are exactly the time stamps in the usual layout (NOP NOP TS), or none: then they need not be
+    /// carried raw.
     pub fn has_plain_options(&self) -> bool {
         match self.timestamps {
             None => self.options.is_empty(),

@@ -31,7 +31,7 @@ impl SeqNumber {
         self.0.wrapping_sub(earlier.0) as i32
     }
 
-    /// Whether `self` lies after `other`.
+    /// True if `self` lies after `other`.
     pub const fn is_after(self, other: Self) -> bool {
         self.distance_from(other) > 0
     }

@@ -27,9 +27,9 @@ pub struct VirtioHdr {
     pub ecn: bool,
     /// Bytes of all headers of a superpacket.
     pub hdr_len: u16,
-    /// Where the checksum begins.
+    /// Offset at which the checksum begins.
     pub csum_start: u16,
-    /// Where the checksum field is, counted from `csum_start`.
+    /// Offset of the checksum field, counted from `csum_start`.
     pub csum_offset: u16,
 }
 

@@ -158,7 +158,7 @@ impl DataPath {
             self.receive(now, ready.readable);
             let more_comes = self.read_tuns(now, ready.tuns);
             self.node.set_more_comes(more_comes);
-            if self.node.poll_timeout().is_some_and(|due| due <= now) {
+            if self.node.poll_timeout().is_some_and(|due| due.at <= now) {
                 let wall = SystemTime::now().duration_since(UNIX_EPOCH);
                 let wall = wall.unwrap_or_default().max(self.earliest);
                 self.node.handle_timeout(now, wall);
@@ -177,7 +177,8 @@ impl DataPath {
             Some(Duration::ZERO)
         } else {
             let due = self.node.poll_timeout();
-            due.map(|due| due.since(Time::from_nanos(boottime_ns())))
+            tracing::trace!(?due, "the data thread waits");
+            due.map(|due| due.at.since(Time::from_nanos(boottime_ns())))
         };
         self.poller.wait(timeout)?;
         let mut ready = Ready::default();

@@ -33,11 +33,11 @@ pub const MAX_NUMBER: u8 = 6;
 pub struct Bump {
     /// Names it in marks and on the wire: 1 to [`MAX_NUMBER`], the same at both ends.
     pub number: BumpId,
-    /// What it does.
+    /// Method by which it transforms.
     pub method: Method,
 }
 
-/// What a bump does, see the [module](self).
+/// Method of a bump, see the [module](self).
 #[derive(Clone, Debug)]
 pub enum Method {
     /// Transforms the stream byte by byte.
@@ -48,7 +48,7 @@ pub enum Method {
     Split(Arc<dyn Split>),
 }
 
-/// Which lengths an observer of encrypted datagrams sees.
+/// Padding of encrypted datagrams: the lengths that an observer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
     /// The true ones.

@@ -49,7 +49,7 @@ impl AckFloor {
         false
     }
 
-    /// What it acknowledged.
+    /// Number that it acknowledged.
     pub fn ack(self) -> Option<SeqNumber> {
         self.0.map(|given| given.ack)
     }

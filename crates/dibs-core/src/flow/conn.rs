@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use dibs_settings::{BumpId, Scheduler};
+use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open};
@@ -11,10 +11,10 @@ use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
 use super::ack_floor::AckFloor;
-use super::credit::Credit;
 use super::echo_filter::EchoFilter;
 use super::inject::Template;
 use super::queue::Queue;
+use super::schedule::FlowSchedule;
 use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
 use crate::path_index::PathIndex;
@@ -102,7 +102,7 @@ impl Opening {
 pub struct Outgoing {
     /// Our number of the flow.
     pub flow: FlowId,
-    /// Where the kernel's segments stand.
+    /// Stream of the kernel's segments.
     pub stream: TxStream,
     /// IP fields that the flow was opened with.
     pub meta: IpMeta,
@@ -112,14 +112,10 @@ pub struct Outgoing {
     confirmed: bool,
     /// Sets of shares that open it.
     opening: Opening,
-    /// What waits for a path.
+    /// Queue of segments that wait for a path.
     pub queue: Queue,
-    /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
-    pub until_trusted: i64,
-    /// What it may still send in its turn.
-    pub credit: Credit,
-    /// How its new data is shared out over the paths; none: as that of most.
-    pub scheduler: Option<Scheduler>,
+    /// Its turns, and how its new data is shared out over the paths.
+    pub schedule: FlowSchedule,
 }
 
 impl Outgoing {
@@ -206,7 +202,7 @@ pub struct Incoming {
     pub stream: RxStream,
     /// Highest offset injected.
     pub top: u64,
-    /// What the local kernel was told last.
+    /// Acknowledgement that the local kernel was told last.
     pub ack_floor: AckFloor,
 }
 
@@ -250,7 +246,7 @@ pub struct IncomingDecoders<'a> {
 }
 
 impl<'a> IncomingDecoders<'a> {
-    /// Those of one incarnation of a flow.
+    /// Fields of one incarnation of a flow.
     pub const fn new(
         bump: &'a Bump,
         secrets: &'a EpochSecrets,
@@ -288,7 +284,7 @@ impl Decoders for IncomingDecoders<'_> {
 
 /// One connection in one bump.
 pub struct Conn {
-    /// What it has on whichever bump.
+    /// Key of the ends, which it has on every bump.
     pub ends: Key,
     /// The bump.
     pub bump: BumpId,
@@ -314,7 +310,7 @@ pub struct Conn {
     pub since: Time,
     /// Counters.
     pub stats: ConnStats,
-    /// Which paths carried it.
+    /// Bytes by the path that carried them.
     pub by_path: ByPath,
     /// When the peer was last told of a broken epoch, so that it is not told with every datagram.
     reported: Option<(u32, Time)>,
@@ -334,9 +330,7 @@ impl Conn {
                 confirmed: false,
                 opening: Opening::default(),
                 queue: Queue::default(),
-                until_trusted: 0,
-                credit: Credit::default(),
-                scheduler: None,
+                schedule: FlowSchedule::default(),
             },
             inc: None,
             acked: None,
@@ -353,7 +347,7 @@ impl Conn {
         }
     }
 
-    /// Whether the outgoing flow is being opened.
+    /// True if the outgoing flow is being opened.
     pub const fn is_opening(&self) -> bool {
         self.out.secrets.is_some() && !self.out.confirmed
     }
@@ -435,7 +429,7 @@ impl Conn {
         }
     }
 
-    /// Whether something from the peer waits for a gap to close.
+    /// True if something from the peer waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.inc.as_ref().is_some_and(|inc| inc.stream.is_waiting())
     }

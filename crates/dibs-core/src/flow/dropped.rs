@@ -44,7 +44,7 @@ impl DroppedSegment {
         }
     }
 
-    /// Whether all of it is among `len` bytes from `seq` on.
+    /// True if all of it is among `len` bytes from `seq` on.
     pub fn is_in(&self, seq: SeqNumber, len: usize) -> bool {
         let (own_end, end) = (self.seq.add(self.len as u32), seq.add(len as u32));
         !seq.is_after(self.seq) && !own_end.is_after(end)

@@ -34,7 +34,7 @@ impl Injection {
     }
 }
 
-/// What is the same for all packets of a direction of a connection.
+/// Fields that all packets of a direction of a connection share.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     /// The bump.
@@ -46,7 +46,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// Whether a packet with these fields and `len` bytes of payload is none too long.
+    /// True if a packet with these fields and `len` bytes of payload is none too long.
     pub fn fits(&self, tcp: &TcpFields<'_>, len: usize) -> bool {
         headers(self.tuple, self.meta, SeqNumber::default(), tcp).encoded_len() - virtio::LEN + len
             <= MAX_PACKET
@@ -229,7 +229,7 @@ impl Injector {
         pool.give(injection.buffer);
     }
 
-    /// Whether nothing waits.
+    /// True if nothing waits.
     pub fn is_empty(&self) -> bool {
         self.done.is_empty() && self.building.is_none()
     }

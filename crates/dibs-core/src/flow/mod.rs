@@ -2,10 +2,10 @@
 
 pub mod ack_floor;
 pub mod conn;
-pub mod credit;
 pub mod dropped;
 pub mod echo_filter;
 pub mod inject;
 pub mod queue;
+pub mod schedule;
 pub mod tsval_floor;
 pub mod window_clamp;

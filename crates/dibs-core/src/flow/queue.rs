@@ -37,12 +37,12 @@ pub struct Waiting {
     pub seq: SeqNumber,
     /// Bytes of its payload.
     pub len: usize,
-    /// What is left of it.
+    /// Rest of it.
     pub rest: Rest,
     arrived: Time,
 }
 
-/// What is left of a packet's payload.
+/// Rest of a packet's payload, which was not sent yet.
 #[derive(Debug)]
 pub struct Rest {
     /// Bytes; with none, a FIN.
@@ -85,7 +85,7 @@ impl Waiting {
         }
     }
 
-    /// Where in its stream the rest of it begins.
+    /// Offset in its stream at which the rest of it begins.
     pub fn offset(&self, stream: &mut TxStream) -> u64 {
         stream.offset_of(self.seq) + (self.len - self.rest.left) as u64
     }
@@ -96,7 +96,7 @@ impl Waiting {
     }
 }
 
-/// What of a queue CoDel has nothing to say of.
+/// Limits below which CoDel does not act on a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// Bytes that the flow may send each time that it is its turn.
@@ -112,7 +112,7 @@ impl Patience {
     }
 }
 
-/// What CoDel asks for at a dequeue.
+/// Verdict of CoDel at a dequeue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Send.
@@ -171,7 +171,7 @@ impl Queue {
         self.items.front_mut()
     }
 
-    /// What CoDel says of the packet at the head; asked once per packet sent.
+    /// Verdict of CoDel on the packet at the head; asked once per packet sent.
     pub fn judge(&mut self, now: Time, patience: Patience) -> Verdict {
         let Some(head) = self.items.front() else {
             return Verdict::Pass;
@@ -202,12 +202,12 @@ impl Queue {
         self.pop().map(|head| head.buffer)
     }
 
-    /// Whether all that waits came just now.
+    /// True if all that waits came just now.
     pub fn is_fresh(&self, now: Time) -> bool {
         self.items.front().is_some_and(|head| head.arrived == now)
     }
 
-    /// Whether there is a packet at the head that CoDel has nothing to say of.
+    /// True if there is a packet at the head that CoDel has nothing to say of.
     pub fn passes(&mut self, now: Time, patience: Patience) -> bool {
         let waited = self.items.front().map(|head| now.since(head.arrived));
         let silent = waited.is_some_and(|t| t < patience.target || self.is_short(patience.turn));
@@ -245,7 +245,7 @@ impl Queue {
         self.memory as usize
     }
 
-    /// Whether nothing waits.
+    /// True if nothing waits.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

@@ -16,7 +16,7 @@ const LIFETIME: u32 = 120_000;
 pub struct TsvalFloor(Option<u32>);
 
 impl TsvalFloor {
-    /// Whether a TSval does not lie behind it.
+    /// True if a TSval does not lie behind it.
     pub fn admits(self, tsval: u32) -> bool {
         self.0.is_none_or(|floor| !is_behind(tsval, floor))
     }

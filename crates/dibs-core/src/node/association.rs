@@ -9,8 +9,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::config::LocalPath;
-use super::paths::{PathSet, Place};
-use super::shared::Shared;
+use super::paths::{PathSet, PeerPlace};
+use super::shared::{Journal, Setup};
 use crate::bump::Bump;
 use crate::counters::Counter;
 use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
@@ -29,11 +29,11 @@ const RECALL: Duration = Duration::from_millis(500);
 
 /// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB, and the
 /// bumps that we carry, each with how many of how many shares it needs (0 of 0: it does not split).
-pub(super) fn hello(shared: &Shared) -> Hello {
+pub(super) fn hello(setup: &Setup) -> Hello {
     let mut bytes = vec![1];
-    bytes.extend_from_slice(&shared.instance.to_be_bytes());
+    bytes.extend_from_slice(&setup.instance.to_be_bytes());
     bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
-    let carried: Vec<_> = shared.bumps.iter().map(CarriedBump::of).collect();
+    let carried: Vec<_> = setup.bumps.iter().map(CarriedBump::of).collect();
     bytes.push(carried.len() as u8);
     for bump in carried {
         let (needed, shares) = bump.shares.unwrap_or_default();
@@ -114,7 +114,7 @@ pub(super) struct Association {
     /// Those of each session that still counts, with the instance of the peer; newest last.
     secrets: VecDeque<(u64, EpochSecrets)>,
     /// Place where the peer was called last, and whether it is to be called there once more.
-    called: Option<Place>,
+    called: Option<PeerPlace>,
     call_again: bool,
     /// Since when there has been no session, and no way to call for one: a trusted path would be needed.
     stranded_since: Option<Time>,
@@ -145,7 +145,7 @@ impl Association {
         }
     }
 
-    /// Whether there is a session to send by.
+    /// True if there is a session to send by.
     pub(super) const fn is_up(&self) -> bool {
         self.up
     }
@@ -165,7 +165,7 @@ impl Association {
         &self.carried
     }
 
-    /// Whether this session counts: what an instance that is gone left on the way speaks of paths that are gone.
+    /// True if this session counts: what an instance that is gone left on the way speaks of paths that are gone.
     pub(super) fn counts(&self, session: SessionId) -> bool {
         self.secrets.iter().any(|(_, s)| s.session() == session)
     }
@@ -182,24 +182,24 @@ impl Association {
         secrets
     }
 
-    /// Whether the peer may have restarted, as it says itself: only what it sends now proves it.
+    /// True if the peer may have restarted, as it says itself: only what it sends now proves it.
     pub(super) fn may_have_restarted(&self) -> bool {
         let is_another =
             |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.said.instance);
         self.unconfirmed.iter().any(is_another)
     }
 
-    /// Whether a session should be asked for: there is none, or nobody has answered by it for a
-    /// while on any path, as after a restart of the peer. `any` says whether untrusted paths may be called by.
+    /// True if a session should be asked for: there is none, or nobody has answered by it for a while on any path, as
+    /// after a restart of the peer. `any` says whether untrusted paths may be called by.
     pub(super) fn wants_call(
         &mut self,
         now: Time,
-        shared: &Shared,
+        setup: &Setup,
         paths: &PathSet,
         (state, any): (PeerState, bool),
     ) -> bool {
         let is_up = state == PeerState::Established;
-        let answered = !is_up || paths.iter().any(|link| link.is_alive(shared));
+        let answered = !is_up || paths.iter().any(|link| link.is_alive(setup));
         if answered {
             self.silent_since = None;
         }
@@ -215,20 +215,20 @@ impl Association {
             PeerState::Connecting => false,
         };
         let mut endpoints = paths.endpoints().iter();
-        due && endpoints.any(|(local, _)| is_callable(&shared.local[*local], any))
+        due && endpoints.any(|(local, _)| is_callable(&setup.local[*local], any))
     }
 
     /// True if the peer should be called by untrusted paths, too, if the user allows that: it has been called for a
     /// while, or no trusted path leads to it.
     pub(super) fn is_past_trusted(
         now: Time,
-        shared: &Shared,
+        setup: &Setup,
         paths: &PathSet,
         calling_since: Option<Time>,
     ) -> bool {
         let is_long = calling_since.is_some_and(|since| now.since(since) >= TRUSTED_ALONE);
         let mut places = paths.places();
-        is_long || !places.any(|(local, _)| shared.local[local].trusted)
+        is_long || !places.any(|(local, _)| setup.local[local].trusted)
     }
 
     /// True once, when there has been no session for a while although an untrusted path leads to the peer, which must not
@@ -236,7 +236,7 @@ impl Association {
     pub(super) fn poll_stranded(
         &mut self,
         now: Time,
-        shared: &Shared,
+        setup: &Setup,
         paths: &PathSet,
         (state, any): (PeerState, bool),
     ) -> bool {
@@ -244,7 +244,7 @@ impl Association {
         let strands = state != PeerState::Established
             && !any
             && places
-                .any(|(local, _)| !shared.local[local].trusted && shared.local[local].is_usable());
+                .any(|(local, _)| !setup.local[local].trusted && setup.local[local].is_usable());
         if !strands {
             self.stranded_since = None;
             self.stranded = false;
@@ -269,18 +269,18 @@ impl Association {
     /// only if `any` path will do. And how many there are, and how many of them on one path at most.
     pub(super) fn next_call(
         &mut self,
-        shared: &Shared,
+        setup: &Setup,
         paths: &PathSet,
         any: bool,
-    ) -> Option<(Place, (u32, u32))> {
+    ) -> Option<(PeerPlace, (u32, u32))> {
         let places = paths.places();
-        let places = places.filter(|(local, _)| is_callable(&shared.local[*local], any));
-        let places: SmallVec<[Place; 8]> = places.collect();
+        let places = places.filter(|(local, _)| is_callable(&setup.local[*local], any));
+        let places: SmallVec<[PeerPlace; 8]> = places.collect();
         let last = places.iter().position(|at| Some(*at) == self.called);
         let again = std::mem::take(&mut self.call_again);
         let next = last.map_or(0, |at| at + usize::from(!again));
         self.called = places.get(next).or(places.first()).copied();
-        let on_path = |of: &Place| places.iter().filter(|at| at.0 == of.0).count();
+        let on_path = |of: &PeerPlace| places.iter().filter(|at| at.0 == of.0).count();
         let on_one = places.iter().map(on_path).max()?;
         Some((self.called?, (places.len() as u32, on_one as u32)))
     }
@@ -293,18 +293,18 @@ impl Association {
     /// A session came about.
     pub(super) fn on_established(
         &mut self,
-        shared: &mut Shared,
+        journal: &mut Journal,
         established: Established,
     ) -> Option<News> {
         let Some(said) = Said::read(&established.hello) else {
-            shared.count(Counter::PeerContradiction);
+            journal.count(Counter::PeerContradiction);
             return None;
         };
         match established.role {
             // The answer proves that the peer is there now.
             Role::Initiator => {
                 self.keep_secrets(said.instance, established.epochs);
-                Some(self.on_instance(shared, said))
+                Some(self.on_instance(journal, said))
             }
             Role::Responder => {
                 self.unconfirmed.push_back(Unconfirmed {
@@ -323,7 +323,7 @@ impl Association {
     /// it, and one that was overtaken if not.
     pub(super) fn on_used(
         &mut self,
-        shared: &mut Shared,
+        journal: &mut Journal,
         session: SessionId,
         confirmed: bool,
     ) -> Option<News> {
@@ -332,7 +332,7 @@ impl Association {
         let Unconfirmed { said, epochs } = self.unconfirmed.remove(at).expect("it was just found");
         if confirmed {
             self.keep_secrets(said.instance, epochs);
-            return Some(self.on_instance(shared, said));
+            return Some(self.on_instance(journal, said));
         }
         if self.instance == Some(said.instance) {
             self.keep_secrets(said.instance, epochs);
@@ -347,14 +347,14 @@ impl Association {
         }
     }
 
-    fn on_instance(&mut self, shared: &mut Shared, said: Said) -> News {
+    fn on_instance(&mut self, journal: &mut Journal, said: Said) -> News {
         let instance = said.instance;
         self.store = said.store.min(STORE_BELIEVED);
         self.carried = said.bumps;
         let old = self.instance.replace(instance);
         let restarted = old.is_some_and(|known| known != instance);
         if restarted {
-            shared.count(Counter::PeerRestarts);
+            journal.count(Counter::PeerRestarts);
             // What was agreed with that one means nothing to this one.
             self.secrets.retain(|(of, _)| Some(*of) != old);
         }

@@ -36,7 +36,7 @@ impl Node {
         if message.len() > MAX_CONTROL {
             return Err(ControlError::TooLong);
         }
-        match peer.messages.push(message) {
+        match peer.queues.messages.push(message) {
             true => Ok(()),
             false => Err(ControlError::TooMany),
         }
@@ -46,14 +46,14 @@ impl Node {
     /// there is room for another one.
     pub fn control_done(&mut self, peer: usize) {
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.messages.on_done();
+            peer.queues.messages.on_done();
         }
     }
 
     /// The interface of a local path came or went, or its MTU changed.
     pub fn set_path(&mut self, now: Time, path: usize, up: bool, mtu: u16) {
         let path = PathIndex::new(path);
-        let local = &mut self.shared.local[path];
+        let local = &mut self.shared.setup.local[path];
         let (was, resized) = (local.is_usable(), local.mtu != mtu);
         local.up = up;
         local.mtu = mtu;
@@ -73,7 +73,7 @@ impl Node {
         for peer in &mut self.peers {
             peer.on_local_change(now, &mut self.shared, path);
         }
-        if self.shared.local[path].is_usable() {
+        if self.shared.setup.local[path].is_usable() {
             self.hurry(now);
         }
     }
@@ -85,10 +85,10 @@ impl Node {
         }
     }
 
-    /// What a local path may be used for changed.
+    /// Sets the usage that the user lets a local path have.
     pub fn set_usage(&mut self, now: Time, path: usize, usage: Usage) {
         let path = PathIndex::new(path);
-        let local = &mut self.shared.local[path];
+        let local = &mut self.shared.setup.local[path];
         let was = local.is_usable();
         let was_spent = std::mem::replace(&mut local.usage, usage).spent;
         let changed = local.is_usable() != was;
@@ -110,25 +110,26 @@ impl Node {
     /// New data is shared out by this scheduler from now on, but for connections that have [one of their
     /// own](Self::set_flow_schedulers).
     pub fn set_scheduler(&mut self, scheduler: Scheduler) {
-        self.shared.policy.scheduler = scheduler;
+        self.shared.setup.policy.scheduler = scheduler;
     }
 
     /// New data of connections that one of these selects is shared out by its scheduler from now on, the first of
     /// them if there are several; that of all others by the [general one](Self::set_scheduler).
     pub fn set_flow_schedulers(&mut self, schedulers: Vec<FlowScheduler>) {
         let shared = &mut self.shared;
-        shared.policy.flow_schedulers = schedulers;
+        shared.setup.policy.flow_schedulers = schedulers;
         for peer in &mut self.peers {
-            let scheduler_of = |tuple: &Tuple| shared.policy.scheduler_of(tuple);
+            let scheduler_of = |tuple: &Tuple| shared.setup.policy.scheduler_of(tuple);
             peer.flows.set_schedulers(scheduler_of);
         }
     }
 
     /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.
     pub fn prefer(&mut self, hint: Option<Hint>) {
-        self.shared.policy.hint = hint;
+        self.shared.setup.policy.hint = hint;
         for link in self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut()) {
-            link.path.set_probes(self.shared.probes_of(link.local));
+            link.path
+                .set_probes(self.shared.setup.probes_of(link.local));
         }
     }
 
@@ -136,7 +137,7 @@ impl Node {
     /// from now.
     pub fn set_path_addresses(&mut self, now: Time, path: usize, addresses: Vec<IpAddr>) {
         let path = PathIndex::new(path);
-        let before = &mut self.shared.local[path].addresses;
+        let before = &mut self.shared.setup.local[path].addresses;
         if *before == addresses {
             return;
         }
@@ -182,12 +183,12 @@ impl Node {
 
     /// The addresses of this host, to which inner packets may go.
     pub fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
-        self.shared.own.addresses = addresses;
+        self.shared.setup.own.addresses = addresses;
     }
 
-    /// Those of them that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
+    /// Sets the addresses that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
     pub fn set_reachable(&mut self, addresses: Vec<IpAddr>) {
-        self.shared.own.reachable = addresses;
+        self.shared.setup.own.reachable = addresses;
     }
 
     /// Prepares a connection to leave its bump: its kernel, which shifts the windows that it is
@@ -203,11 +204,14 @@ impl Node {
             Some(key) => {
                 let (paths, flows) = (&peer.paths, &mut peer.flows);
                 let handover = &mut peer.handover;
-                handover.begin(now, shared, paths, flows, (key, window_scale));
+                handover.begin(now, &shared.setup, paths, flows, (key, window_scale));
             }
             None => {
                 let peer = peer.id.index();
-                shared.events.push(Event::Drained { peer, bump, tuple });
+                shared
+                    .journal
+                    .events
+                    .push(Event::Drained { peer, bump, tuple });
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct LocalPath {
     pub mtu: u16,
     /// The interface can be used.
     pub up: bool,
-    /// What the user would have it used for.
+    /// Usage that the user lets it have.
     pub usage: Usage,
     /// Its addresses here: what peers send to one of them is for this path.
     pub addresses: Vec<IpAddr>,
@@ -56,7 +56,7 @@ impl IndexMut<PathIndex> for LocalPaths {
 }
 
 impl LocalPath {
-    /// Whether anything may be sent by it.
+    /// True if anything may be sent by it.
     pub fn is_usable(&self) -> bool {
         self.up && self.usage.role != Role::Never
     }
@@ -70,9 +70,9 @@ pub struct PeerConfig {
     pub preshared: Option<Box<Secret>>,
     /// The hosts behind it: only they are sent to it, and only they may appear as a source.
     pub prefixes: Vec<Prefix>,
-    /// Where it listens, by index of our local path. Without any, we wait to be called.
+    /// Endpoints of the peer, by index of our local path. Without any, we wait to be called.
     pub endpoints: Vec<(usize, SocketAddr)>,
-    /// Where it may begin connections to, among all that is this host's or behind it.
+    /// Connections that the peer may begin, among all that is this host's or behind it.
     pub accept: Vec<Opening>,
 }
 
@@ -82,7 +82,7 @@ pub struct NodeConfig {
     pub private: Box<StaticSecret>,
     /// The AEAD of sessions that we initiate.
     pub suite: Suite,
-    /// Whether bare datagrams are agreed to (docs/protocol.md, 9).
+    /// Integrity of bare datagrams, as far as agreed to (docs/protocol.md, 9).
     pub integrity: Integrity,
     /// By which paths keys may be agreed.
     pub handshake: Handshake,
@@ -90,14 +90,14 @@ pub struct NodeConfig {
     pub paths: Vec<LocalPath>,
     /// The bumps that are carried, of different numbers.
     pub bumps: Vec<Bump>,
-    /// What those that split draw their random bytes from: seeded by the system, and by nothing that this node
-    /// uses elsewhere (docs/threat-model.md).
+    /// Random bytes for bumps that split: seeded by the system, and by nothing that this node uses elsewhere
+    /// (docs/threat-model.md).
     pub pads: Pads,
     /// The peers.
     pub peers: Vec<PeerConfig>,
     /// Addresses of this host: only to them does anything go out of a TUN.
     pub addresses: Vec<IpAddr>,
-    /// Those of them that the paths' interfaces have: what peers may open connections to, if nothing else is said.
+    /// Addresses that the paths' interfaces have: peers may open connections to them, if nothing else is said.
     pub reachable: Vec<IpAddr>,
     /// Networks that this host forwards for: what is for a host there goes out of a TUN too.
     pub gateway: Vec<Prefix>,

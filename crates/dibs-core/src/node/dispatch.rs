@@ -10,13 +10,14 @@ use dibs_wire::virtio::{self, VirtioHdr};
 
 use super::association::{self, Association};
 use super::config::NodeConfig;
+use super::deadline::{Deadline, Reason};
 use super::hosts::Hosts;
 use super::inner;
 use super::notice::Event;
 use super::out::{Out, Source};
 use super::paths::{Arrival, PathSet};
 use super::peer::{Peer, Taken};
-use super::shared::{Own, Policy, Shared};
+use super::shared::{Journal, Own, Policy, Shared};
 use crate::buffer::Buffer;
 use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
@@ -32,11 +33,11 @@ use crate::time::Time;
 pub struct Transmit<'a> {
     /// Index of the local path whose socket it leaves by.
     pub path: usize,
-    /// Where it goes.
+    /// Destination.
     pub to: SocketAddr,
     /// Length of each datagram.
     pub segment: usize,
-    /// Whether they say that they are capable of ECN: ECT(0) in their IP header.
+    /// ECN: they say ECT(0) in their IP header.
     pub ect: bool,
     /// The datagrams, one behind the other.
     pub bytes: &'a [u8],
@@ -125,7 +126,7 @@ impl Node {
                 id,
                 Hosts::new(peer.prefixes, peer.accept),
                 PathSet::new(now, endpoints.collect(), smaller_key),
-                &shared,
+                &shared.setup,
             ));
         }
         for at in 0..peers.len() {
@@ -155,7 +156,7 @@ impl Node {
         self
     }
 
-    /// What opens copies of all that is sent by a session that came about.
+    /// Tap that opens copies of all that a new session sends.
     #[cfg(feature = "observe")]
     pub fn poll_tap(&mut self) -> Option<crate::session::Tap> {
         self.taps.pop_front()
@@ -208,12 +209,12 @@ impl Node {
                     Taken::Queue(payload) => {
                         let queued = (buffer, peer.paths.quantum());
                         let flows = &mut peer.flows;
-                        peer.fq.enqueue(now, shared, flows, payload, queued);
+                        peer.queues.fq.enqueue(now, shared, flows, payload, queued);
                     }
-                    Taken::Opaque => peer.opaque.take(shared, bump, header, buffer, len),
+                    Taken::Opaque => peer.queues.opaque.take(shared, bump, header, buffer, len),
                 }
             }
-            Packet::Opaque(packet) if !peer.hosts.may_go(shared, &packet) => {
+            Packet::Opaque(packet) if !peer.hosts.may_go(&shared.setup, &packet) => {
                 shared.count(Counter::TunRefused);
                 shared.pool.give(buffer);
             }
@@ -224,7 +225,7 @@ impl Node {
                     receiver.on_local_rejection(&mut cx, &tuple.reversed());
                 }
                 if is_up {
-                    return peer.opaque.take(shared, bump, header, buffer, len);
+                    return peer.queues.opaque.take(shared, bump, header, buffer, len);
                 }
                 shared.count(Counter::TunNoSession);
                 shared.pool.give(buffer);
@@ -308,12 +309,12 @@ impl Node {
             taps,
             ..
         } = self;
-        let trusted = shared.local[path].trusted;
+        let trusted = shared.setup.local[path].trusted;
         if !trusted && !sessions.reads_untrusted() {
             return shared.count(Counter::HandshakeUntrusted);
         }
         // The answer would leave by it.
-        if !shared.local[path].is_usable() {
+        if !shared.setup.local[path].is_usable() {
             return shared.count(Counter::HandshakeUnused);
         }
         let mut at_place = peers.iter().filter(|p| p.paths.is_place((path, from)));
@@ -324,9 +325,9 @@ impl Node {
             peer_there: at_place.next().map(|peer| peer.id),
             under_load: waiting(outbox, path) > OUTBOX / 4,
         };
-        let own = association::hello(shared);
+        let own = association::hello(&shared.setup);
         let hello = |_| own.clone();
-        let outcome = sessions.handle(now, arrived, datagram, hello, &mut shared.rng);
+        let outcome = sessions.handle(now, arrived, datagram, hello, &mut shared.dice.rng);
         let stranger = || !peers.iter().any(|peer| peer.paths.is_at(from.ip()));
         if outcome.dropped == Some(Dropped::CookieDemanded)
             && stranger()
@@ -335,7 +336,7 @@ impl Node {
             return shared.count(Counter::HandshakeOverload);
         }
         if let Some(reply) = outcome.reply {
-            enqueue(shared, outbox, (path, from, reply));
+            enqueue(&mut shared.journal, outbox, (path, from, reply));
         }
         if let Some(peer) = outcome.cookie_from {
             peers[peer.index()].association.call_there_again();
@@ -343,11 +344,11 @@ impl Node {
         }
         if let Some((peer, behind)) = outcome.outdated {
             let peer = peer.index();
-            shared.events.push(Event::Outdated { peer, behind });
+            shared.journal.events.push(Event::Outdated { peer, behind });
         }
         if let Some(peer) = outcome.unsecured {
             let peer = peer.index();
-            shared.events.push(Event::Unsecured { peer });
+            shared.journal.events.push(Event::Unsecured { peer });
         }
         if let Some(reason) = outcome.dropped {
             shared.count(counter_of(reason));
@@ -371,27 +372,30 @@ impl Node {
     /// Notes that time goes on, or that it did while we slept.
     fn wake(&mut self, now: Time) {
         let away = now.since(std::mem::replace(&mut self.awake, now));
-        if away < SLEEP || self.poll_timeout().is_none_or(|due| now.since(due) < LATE) {
+        if away < SLEEP
+            || self
+                .poll_timeout()
+                .is_none_or(|due| now.since(due.at) < LATE)
+        {
             return;
         }
         let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
         links.for_each(|link| link.path.on_sleep(now));
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due next.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        let peers = self
-            .peers
-            .iter()
-            .filter_map(|peer| peer.poll_timeout(&self.shared));
-        let renewals = self.peers.iter().filter_map(|peer| self.renewal_at(peer));
-        let all = peers.chain(renewals);
-        all.chain(self.sessions.poll_timeout()).min()
+    /// Deadline of the next [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Deadline> {
+        let of_peers = self.peers.iter().flat_map(|peer| {
+            let renewal = Reason::Renewal.at(self.renewal_at(peer));
+            [renewal, peer.poll_timeout(&self.shared.setup)]
+        });
+        let handshake = Reason::Handshake.at(self.sessions.poll_timeout());
+        of_peers.flatten().chain(handshake).min()
     }
 
     /// When keys that were agreed by an untrusted path are to be agreed anew by a trusted one.
     fn renewal_at(&self, peer: &Peer) -> Option<Time> {
-        let has_trusted = peer.paths.has_trusted(&self.shared);
+        let has_trusted = peer.paths.has_trusted(&self.shared.setup);
         has_trusted.then(|| self.sessions.renewal_at(peer.id))?
     }
 
@@ -409,7 +413,7 @@ impl Node {
             let peer = &mut peers[index];
             if sessions.poll_exhausted(peer.id) {
                 let peer = peer.id.index();
-                shared.events.push(Event::KeysExhausted { peer });
+                shared.journal.events.push(Event::KeysExhausted { peer });
             }
             let state = sessions.state(now, peer.id);
             if sessions.sending(now, peer.id).is_none() {
@@ -420,13 +424,13 @@ impl Node {
                 association, paths, ..
             } = peer;
             // A call that has begun goes on by itself.
-            let wants = association.wants_call(now, shared, paths, allowed)
+            let wants = association.wants_call(now, &shared.setup, paths, allowed)
                 && sessions.calling_since(peer.id).is_none();
-            if association.poll_stranded(now, shared, paths, allowed)
+            if association.poll_stranded(now, &shared.setup, paths, allowed)
                 && sessions.tell_unsecured(now, peer.id)
             {
                 let peer = peer.id.index();
-                shared.events.push(Event::Unsecured { peer });
+                shared.journal.events.push(Event::Unsecured { peer });
             }
             if wants || renews.is_some_and(|at| at <= now) {
                 self.call(now, wall, index);
@@ -456,25 +460,25 @@ impl Node {
         } = &mut peers[index];
         let since = sessions.calling_since(*id);
         let any = sessions.may_go_by_untrusted(*id)
-            && Association::is_past_trusted(now, shared, paths, since);
-        let called = association.next_call(shared, paths, any);
+            && Association::is_past_trusted(now, &shared.setup, paths, since);
+        let called = association.next_call(&shared.setup, paths, any);
         let way = match called {
             Some((place, turns)) => Way {
-                trusted: shared.local[place.0].trusted,
+                trusted: shared.setup.local[place.0].trusted,
                 round_trip: paths.round_trip(place),
                 turns,
             },
             None => Way::new(true),
         };
-        let hello = association::hello(shared);
-        let message = sessions.initiate(now, wall, *id, way, &hello, &mut shared.rng);
+        let hello = association::hello(&shared.setup);
+        let message = sessions.initiate(now, wall, *id, way, &hello, &mut shared.dice.rng);
         if let Some(((path, to), _)) = called {
-            enqueue(shared, outbox, (path, to, message));
+            enqueue(&mut shared.journal, outbox, (path, to, message));
         }
     }
 
-    /// Whether the caller has more packets of a TUN at hand, which it gives when it has sent what there is:
-    /// then what came last, and makes no full send, waits for them.
+    /// Notes if the caller has more packets of a TUN, and hands them over as soon as everything that is ready was sent.
+    /// A short last send then waits for them.
     pub const fn set_more_comes(&mut self, more: bool) {
         self.shared.more_comes = more;
     }
@@ -514,10 +518,14 @@ impl Node {
                 Source::Scratch => self.shared.scratch.datagrams.len(),
                 Source::Once(_, len) | Source::Batch(_, len) => *len,
             };
-            self.shared.note_carried(path, len as u64);
+            self.shared.journal.note_carried(path, len as u64);
             let bytes = match source {
                 Source::Scratch => &self.shared.scratch.datagrams[..],
-                Source::Once(buffer, len) => self.shared.keep_once(buffer, len),
+                Source::Once(buffer, len) => {
+                    self.shared
+                        .scratch
+                        .keep_once(&mut self.shared.pool, buffer, len)
+                }
                 Source::Batch(key, len) => &self.peers[index].in_flight.batch(key)[..len],
             };
             return Some(Transmit {
@@ -550,7 +558,7 @@ impl Node {
 
     /// The next thing that the owner should know. What it does not ask for waits, within bounds.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.shared.events.pop()
+        self.shared.journal.events.pop()
     }
 }
 
@@ -568,9 +576,9 @@ fn waiting(outbox: &Outbox, path: PathIndex) -> usize {
 }
 
 /// Queues a handshake message, as long as there are not too many.
-fn enqueue(shared: &mut Shared, outbox: &mut Outbox, message: (PathIndex, SocketAddr, Vec<u8>)) {
+fn enqueue(journal: &mut Journal, outbox: &mut Outbox, message: (PathIndex, SocketAddr, Vec<u8>)) {
     if waiting(outbox, message.0) >= OUTBOX {
-        return shared.count(Counter::HandshakeOverload);
+        return journal.count(Counter::HandshakeOverload);
     }
     outbox.push_back(message);
 }

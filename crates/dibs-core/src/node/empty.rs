@@ -20,8 +20,8 @@ pub(super) struct EmptyOut {
 }
 
 impl EmptyOut {
-    /// Whether `later` says all that this says: both only acknowledge, and it acknowledges more.
-    /// Equal ones are no repetitions for TCP, which counts them.
+    /// True if `later` says all that this says: both only acknowledge, and it acknowledges more. Equal ones are no
+    /// repetitions for TCP, which counts them.
     fn is_surpassed_by(&self, later: &Self) -> bool {
         let only_acknowledges = |tcp: &TcpFields<'_>| {
             tcp.flags == flags::ACK && tcp.options.is_none() && tcp.urgent.is_none()

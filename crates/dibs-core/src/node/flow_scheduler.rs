@@ -36,7 +36,7 @@ impl FlowScheduler {
         }
     }
 
-    /// Whether a connection of these ends, as the local host sends, is one of them.
+    /// True if a connection of these ends, as the local host sends, is one of them.
     pub fn selects(&self, tuple: &Tuple) -> bool {
         let lies = |nets: &[Prefix], addr: IpAddr| {
             nets.is_empty() || nets.iter().any(|net| net.contains(addr))

@@ -156,7 +156,7 @@ impl FlowTable {
     /// Chooses anew how the new data of each is shared out.
     pub(super) fn set_schedulers(&mut self, of: impl Fn(&Tuple) -> Option<Scheduler>) {
         for (_, conn) in self.conns.iter_mut() {
-            conn.out.scheduler = of(&self.ends.get(conn.ends).expect(ENDS).tuple);
+            conn.out.schedule.own = of(&self.ends.get(conn.ends).expect(ENDS).tuple);
         }
     }
 

@@ -2,9 +2,8 @@
 //!
 //! Inputs: [`enqueue`](FairQueue::enqueue) with a segment of the local kernel, [`handle_timeout`](FairQueue::handle_timeout)
 //! when [`poll_timeout`](FairQueue::poll_timeout) has come. Whoever sends asks [`next_flow`](FairQueue::next_flow) for the
-//! flow whose turn it is, [`judge`](FairQueue::judge)s its head, and takes from its queue between
-//! [`watch`](FairQueue::watch) and [`settle`](FairQueue::settle). The queues themselves lie in the connections; only here
-//! are they counted.
+//! flow whose turn it is, [`judge`](FairQueue::judge)s its head, and takes from its queue in [`take`](FairQueue::take).
+//! The queues themselves lie in the connections; only here are they counted.
 
 mod drop_cache;
 mod drr;
@@ -25,7 +24,7 @@ use crate::buffer::{Buffer, MIDDLE_LEN, Pool};
 use crate::counters::Counter;
 use crate::flow::conn::Outgoing;
 use crate::flow::dropped::DroppedSegment;
-use crate::flow::queue::{Full, INTERVAL, Patience, Queue, Verdict};
+use crate::flow::queue::{Full, INTERVAL, Patience, Verdict};
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -51,12 +50,6 @@ pub(crate) struct SegmentPayload {
     pub(super) mss: usize,
 }
 
-/// How much a queue held before something was taken from it.
-pub(super) struct Held {
-    bytes: usize,
-    memory: usize,
-}
-
 /// See the module.
 #[derive(Default)]
 pub(super) struct FairQueue {
@@ -65,7 +58,7 @@ pub(super) struct FairQueue {
     backlog: usize,
     /// Bytes of the buffers that they lie in.
     memory: usize,
-    /// What CoDel dropped and TCP has not sent again.
+    /// Segments that CoDel dropped and TCP has not sent again.
     dropped: DropCache,
 }
 
@@ -81,7 +74,7 @@ impl FairQueue {
         self.memory
     }
 
-    /// What CoDel dropped and is kept: how many segments, and bytes of their buffers.
+    /// Segments that CoDel dropped and are kept: how many, and bytes of their buffers.
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, usize) {
         (self.dropped.len(), self.dropped.memory())
@@ -149,33 +142,32 @@ impl FairQueue {
 
     /// Something is queued of a flow: it gets its turns.
     fn schedule(&mut self, key: Key, out: &mut Outgoing, quantum: usize) {
-        if out.credit.begin(quantum) {
+        if out.schedule.begin(quantum) {
             self.lists.push_back(List::New, key);
         }
     }
 
     /// Nothing that waits of a connection is of use any more.
     pub(super) fn forget(&mut self, pool: &mut Pool, key: Key, out: &mut Outgoing) {
-        let held = self.watch(&out.queue);
-        while let Some(waiting) = out.queue.pop() {
-            pool.give(waiting.buffer);
-        }
-        self.settle(&held, &out.queue);
+        self.take(out, |out| {
+            while let Some(waiting) = out.queue.pop() {
+                pool.give(waiting.buffer);
+            }
+        });
         self.dropped.forget_all(pool, key);
     }
 
-    /// Before something is taken from a queue.
-    pub(super) const fn watch(&self, queue: &Queue) -> Held {
-        Held {
-            bytes: queue.bytes(),
-            memory: queue.memory(),
-        }
-    }
-
-    /// After that.
-    pub(super) const fn settle(&mut self, before: &Held, queue: &Queue) {
-        self.backlog -= before.bytes - queue.bytes();
-        self.memory -= before.memory - queue.memory();
+    /// Lets `take` take from a flow's queue. What is gone then counts no more.
+    pub(super) fn take<T>(
+        &mut self,
+        out: &mut Outgoing,
+        take: impl FnOnce(&mut Outgoing) -> T,
+    ) -> T {
+        let (bytes, memory) = (out.queue.bytes(), out.queue.memory());
+        let taken = take(out);
+        self.backlog -= bytes - out.queue.bytes();
+        self.memory -= memory - out.queue.memory();
+        taken
     }
 
     /// The flow whose turn it is, which is then the first of its list; none but `passed` ones are left otherwise.
@@ -194,8 +186,8 @@ impl FairQueue {
                 continue;
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
-            if conn.out.credit.is_spent() {
-                conn.out.credit.refill(quantum);
+            if conn.out.schedule.is_spent() {
+                conn.out.schedule.refill(quantum);
                 self.end_turn(list);
                 *passed = 0;
                 continue;
@@ -206,7 +198,7 @@ impl FairQueue {
                 match stays {
                     true => self.end_turn(list),
                     false => {
-                        conn.out.credit.end();
+                        conn.out.schedule.end();
                         self.lists.pop_front(list);
                     }
                 }
@@ -228,7 +220,7 @@ impl FairQueue {
         let key = self.lists.front(List::TrustedOnly)?;
         let conn = conns.get(key);
         let may =
-            conn.is_some_and(|conn| !conn.out.credit.is_spent() && !conn.out.queue.is_empty());
+            conn.is_some_and(|conn| !conn.out.schedule.is_spent() && !conn.out.queue.is_empty());
         Some((key, may))
     }
 
@@ -295,11 +287,9 @@ impl FairQueue {
             head.rest.withheld = len;
         } else {
             conn.out.stream.note_drop();
-            let held = self.watch(&conn.out.queue);
-            if let Some(buffer) = conn.out.queue.consume(len) {
+            if let Some(buffer) = self.take(&mut conn.out, |out| out.queue.consume(len)) {
                 shared.pool.give(buffer);
             }
-            self.settle(&held, &conn.out.queue);
         }
         while !self.dropped.has_room(&kept) && self.requeue_first(now, shared, conns, patience.turn)
         {

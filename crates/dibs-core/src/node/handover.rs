@@ -15,7 +15,7 @@ use dibs_wire::Tuple;
 use super::flows::FlowTable;
 use super::notice::Event;
 use super::paths::PathSet;
-use super::shared::Shared;
+use super::shared::{Journal, Setup, Shared};
 use crate::flow::window_clamp::WindowClamp;
 use crate::in_flight::InFlight;
 use crate::session::PeerId;
@@ -44,18 +44,18 @@ struct Drain {
 }
 
 impl Drain {
-    fn tell(&mut self, shared: &mut Shared, peer: PeerId) {
+    fn tell(&mut self, journal: &mut Journal, peer: PeerId) {
         self.told = true;
         let Self { bump, tuple, .. } = *self;
         let peer = peer.index();
-        shared.events.push(Event::Drained { peer, bump, tuple });
+        journal.events.push(Event::Drained { peer, bump, tuple });
     }
 
     /// When nothing that the connection sent can be overtaken any more, as far as is known now; none
     /// while something waits to be sent.
     fn settles(
         &self,
-        shared: &Shared,
+        setup: &Setup,
         flows: &FlowTable,
         paths: &PathSet,
         in_flight: &InFlight,
@@ -67,19 +67,19 @@ impl Drain {
         if !in_flight.has(self.key) {
             return Some(self.heard + SILENCE);
         }
-        let (shortest, longest) = paths.trips(shared);
+        let (shortest, longest) = paths.trips(setup);
         Some(self.heard + SETTLED + longest.saturating_sub(shortest))
     }
 
     /// When it is told that the connection is silent.
     fn tells(
         &self,
-        shared: &Shared,
+        setup: &Setup,
         flows: &FlowTable,
         paths: &PathSet,
         in_flight: &InFlight,
     ) -> Time {
-        let settles = self.settles(shared, flows, paths, in_flight);
+        let settles = self.settles(setup, flows, paths, in_flight);
         settles.map_or(self.tell_by, |t| t.min(self.tell_by))
     }
 }
@@ -102,12 +102,12 @@ impl Handover {
     pub(super) fn begin(
         &mut self,
         now: Time,
-        shared: &Shared,
+        setup: &Setup,
         paths: &PathSet,
         flows: &mut FlowTable,
         (key, window_scale): (Key, u8),
     ) {
-        let (_, longest) = paths.trips(shared);
+        let (_, longest) = paths.trips(setup);
         let patience = DRAIN_PATIENCE + 2 * longest;
         let tell_by = now + patience;
         let until = tell_by + patience;
@@ -151,7 +151,7 @@ impl Handover {
         let mut drain = self.drains.swap_remove(at);
         if !drain.told {
             // Another one asked for it since; nobody is to wait for ever.
-            drain.tell(shared, peer);
+            drain.tell(&mut shared.journal, peer);
         }
         if let Some((conn, tuple, floor)) = flows.with_ends(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
@@ -171,13 +171,13 @@ impl Handover {
     /// When [`handle_timeout`](Self::handle_timeout) is to be called.
     pub(super) fn poll_timeout(
         &self,
-        shared: &Shared,
+        setup: &Setup,
         flows: &FlowTable,
         paths: &PathSet,
         in_flight: &InFlight,
     ) -> Option<Time> {
         let due = self.drains.iter().flat_map(|d| {
-            let tells = (!d.told).then(|| d.tells(shared, flows, paths, in_flight));
+            let tells = (!d.told).then(|| d.tells(setup, flows, paths, in_flight));
             [Some(d.until), tells].into_iter().flatten()
         });
         due.min()
@@ -194,8 +194,8 @@ impl Handover {
         in_flight: &InFlight,
     ) {
         for drain in &mut self.drains {
-            if !drain.told && now >= drain.tells(shared, flows, paths, in_flight) {
-                drain.tell(shared, peer);
+            if !drain.told && now >= drain.tells(&shared.setup, flows, paths, in_flight) {
+                drain.tell(&mut shared.journal, peer);
             }
         }
         while let Some(at) = self.drains.iter().position(|d| d.until <= now) {

@@ -10,7 +10,7 @@ use dibs_settings::Opening;
 use dibs_wire::packet::{Opaque, Packet, TCP, Tuple, flags};
 
 use super::inner;
-use super::shared::Shared;
+use super::shared::Setup;
 use crate::counters::Counter;
 use crate::prefix::Prefix;
 
@@ -50,8 +50,8 @@ impl Hosts {
         matching.map(Prefix::len).max()
     }
 
-    /// Whether an inner address is one of this peer's hosts: by the longest prefix of all peers, so
-    /// that none speaks for another (docs/threat-model.md, "The peer").
+    /// True if an inner address is one of this peer's hosts: by the longest prefix of all peers, so that none speaks
+    /// for another (docs/threat-model.md, "The peer").
     pub(super) fn owns(&self, addr: IpAddr) -> bool {
         let Some(len) = self.matches(addr) else {
             return false;
@@ -60,29 +60,29 @@ impl Hosts {
         !self.foreign.iter().any(longer)
     }
 
-    /// Whether what one of this peer's hosts sends, whatever wide prefix it has, may be for here: an address of this
+    /// True if what one of this peer's hosts sends, whatever wide prefix it has, may be for here: an address of this
     /// host, or of one that it forwards for, and nothing else (docs/threat-model.md, "The peer").
-    pub(super) fn may_reach(&self, shared: &Shared, from: IpAddr, to: IpAddr) -> bool {
-        let speaks_for = is_unicast(from) && !shared.is_ours(from) && self.owns(from);
-        speaks_for && is_unicast(to) && shared.is_ours(to)
+    pub(super) fn may_reach(&self, setup: &Setup, from: IpAddr, to: IpAddr) -> bool {
+        let speaks_for = is_unicast(from) && !setup.is_ours(from) && self.owns(from);
+        speaks_for && is_unicast(to) && setup.is_ours(to)
     }
 
-    /// Whether the peer may begin a connection to there.
-    fn may_open(&self, shared: &Shared, to: (IpAddr, u16)) -> bool {
+    /// True if the peer may begin a connection to there.
+    fn may_open(&self, setup: &Setup, to: (IpAddr, u16)) -> bool {
         let mut openings = self.accept.iter();
-        openings.any(|opening| opening.admits(|addr| shared.is_reachable(addr), to))
+        openings.any(|opening| opening.admits(|addr| setup.is_reachable(addr), to))
     }
 
-    /// Whether a segment of the peer with these flags begins a connection with these addresses, as the local host
+    /// True if a segment of the peer with these flags begins a connection with these addresses, as the local host
     /// sends, which the peer may not.
-    pub(super) fn refuses(&self, shared: &Shared, tuple: Tuple, flags: u16) -> bool {
-        begins(flags) && !self.may_open(shared, (tuple.src, tuple.sport))
+    pub(super) fn refuses(&self, setup: &Setup, tuple: Tuple, flags: u16) -> bool {
+        begins(flags) && !self.may_open(setup, (tuple.src, tuple.sport))
     }
 
-    /// Whether a packet that was not cut begins a connection that the peer may not, or may do so for all that can be
+    /// True if a packet that was not cut begins a connection that the peer may not, or may do so for all that can be
     /// seen of it.
-    pub(super) fn refuses_whole(&self, shared: &Shared, packet: &Packet<'_>) -> bool {
-        let refused = |to| !self.may_open(shared, to);
+    pub(super) fn refuses_whole(&self, setup: &Setup, packet: &Packet<'_>) -> bool {
+        let refused = |to| !self.may_open(setup, to);
         match packet {
             Packet::Tcp(s) => begins(s.flags) && refused((s.tuple.dst, s.tuple.dport)),
             Packet::Opaque(opaque) => match piece_of_tcp(opaque) {
@@ -100,18 +100,18 @@ impl Hosts {
         }
     }
 
-    /// Whether a packet that is not cut may come out here from this peer with good addresses; if not, why.
-    pub(super) fn may_come(&self, shared: &Shared, packet: &Opaque<'_>) -> Result<(), Counter> {
-        inner::may_pass(packet, |a| self.owns(a), |a| shared.is_ours(a))
+    /// Objection to a packet that is not cut and is to come out here from this peer; none if its addresses are good.
+    pub(super) fn may_come(&self, setup: &Setup, packet: &Opaque<'_>) -> Result<(), Counter> {
+        inner::may_pass(packet, |a| self.owns(a), |a| setup.is_ours(a))
     }
 
-    /// Whether such a packet of the local kernel may go to this peer, which would refuse any other.
-    pub(super) fn may_go(&self, shared: &Shared, packet: &Opaque<'_>) -> bool {
-        inner::may_pass(packet, |a| shared.is_ours(a), |a| self.owns(a)).is_ok()
+    /// True if such a packet of the local kernel may go to this peer, which would refuse any other.
+    pub(super) fn may_go(&self, setup: &Setup, packet: &Opaque<'_>) -> bool {
+        inner::may_pass(packet, |a| setup.is_ours(a), |a| self.owns(a)).is_ok()
     }
 }
 
-/// Whether an address can be a single host's in a network.
+/// True if an address can be a single host's in a network.
 fn is_unicast(addr: IpAddr) -> bool {
     let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
     !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)

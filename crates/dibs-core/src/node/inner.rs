@@ -56,7 +56,7 @@ pub(super) fn may_pass(
     }
 }
 
-/// Whether IPv4 options send the packet on from here (RFC 791, loose and strict source route).
+/// True if IPv4 options send the packet on from here (RFC 791, loose and strict source route).
 fn has_source_route(mut options: &[u8]) -> bool {
     while let [kind, rest @ ..] = options {
         match kind {

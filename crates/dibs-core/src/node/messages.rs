@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::notice::Event;
-use super::shared::Shared;
+use super::shared::Journal;
 use crate::chunk::Message;
 use crate::counters::Counter;
 use crate::session::PeerId;
@@ -41,6 +41,7 @@ pub enum ControlError {
 }
 
 /// See the module.
+#[derive(Default)]
 pub(super) struct Messages {
     waiting: VecDeque<Box<[u8]>>,
     next_id: u32,
@@ -50,16 +51,6 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub(super) const fn new() -> Self {
-        Self {
-            waiting: VecDeque::new(),
-            next_id: 0,
-            on_their_way: 0,
-            seen: VecDeque::new(),
-            taken: 0,
-        }
-    }
-
     /// Lets a message wait for its turn; false if too many do.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         let has_room = self.waiting.len() < MAX_WAITING;
@@ -69,7 +60,7 @@ impl Messages {
         has_room
     }
 
-    /// Whether one may go.
+    /// True if one may go.
     pub(super) fn is_due(&self) -> bool {
         !self.waiting.is_empty() && self.on_their_way < WINDOW
     }
@@ -92,19 +83,19 @@ impl Messages {
     /// again, so nothing of it is remembered. False if it counts as not received.
     pub(super) fn receive(
         &mut self,
-        shared: &mut Shared,
+        journal: &mut Journal,
         peer: PeerId,
         (id, bytes): (u32, &[u8]),
     ) -> bool {
         if bytes.len() > MAX_CONTROL {
-            shared.count(Counter::FrameMalformed);
+            journal.count(Counter::FrameMalformed);
             return true;
         }
         if self.seen.contains(&id) {
             return true;
         }
         if self.taken >= MAX_TAKEN {
-            shared.count(Counter::ControlRefused);
+            journal.count(Counter::ControlRefused);
             return false;
         }
         if self.seen.len() == SEEN {
@@ -113,7 +104,7 @@ impl Messages {
         self.seen.push_back(id);
         self.taken += 1;
         let (peer, bytes) = (peer.index(), bytes.to_vec());
-        shared.events.push(Event::Control { peer, bytes });
+        journal.events.push(Event::Control { peer, bytes });
         true
     }
 

@@ -16,6 +16,7 @@
 mod association;
 mod command;
 mod config;
+mod deadline;
 mod dispatch;
 mod empty;
 mod flow_scheduler;
@@ -43,6 +44,7 @@ mod tests;
 
 pub use association::CarriedBump;
 pub use config::{LocalPath, NodeConfig, PeerConfig};
+pub use deadline::{Deadline, Reason};
 pub use dispatch::{Node, Transmit};
 pub use flow_scheduler::FlowScheduler;
 pub use messages::{ControlError, MAX_CONTROL};

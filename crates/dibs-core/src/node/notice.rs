@@ -97,8 +97,8 @@ impl Events {
 }
 
 impl Event {
-    /// Whether whoever hears of this need not hear of what happened `earlier`. That the peer is another instance
-    /// since is not lost with it.
+    /// True if whoever hears of this need not hear of what happened `earlier`. That the peer is another instance since
+    /// is not lost with it.
     fn absorb(&mut self, earlier: &Event) -> bool {
         match (self, earlier) {
             (

@@ -9,7 +9,7 @@ use dibs_wire::frame::{self, Frame};
 use dibs_wire::virtio::{self, VirtioHdr};
 
 use super::protection::Protection;
-use super::shared::Shared;
+use super::shared::{Journal, Shared};
 use crate::buffer::Buffer;
 use crate::bump::Method;
 use crate::counters::Counter;
@@ -54,7 +54,7 @@ impl OpaqueQueues {
         let packet = &mut buffer[virtio::LEN..len];
         let complete = header.gso_size == 0
             && (!header.needs_csum || dibs_wire::emit::complete_checksum(&header, packet));
-        let queue = match shared.bumps.get(bump).map(|bump| &bump.method) {
+        let queue = match shared.setup.bumps.get(bump).map(|bump| &bump.method) {
             Some(Method::Seal(_)) => &mut self.sealed,
             Some(Method::Split(_)) => &mut self.split,
             Some(Method::Chain(_)) | None => &mut self.plain,
@@ -231,7 +231,7 @@ impl Reassembly {
     pub(super) fn add(
         &mut self,
         now: Time,
-        shared: &mut Shared,
+        journal: &mut Journal,
         fragment: &Frame<'_>,
         protection: Protection,
     ) -> Assembled {
@@ -261,7 +261,7 @@ impl Reassembly {
                     return Assembled::NoRoom;
                 };
                 self.remove(oldest);
-                shared.count(Counter::FragmentsExpired);
+                journal.count(Counter::FragmentsExpired);
             }
             self.bytes += total as usize;
             self.began += 1;
@@ -325,19 +325,19 @@ impl Reassembly {
     }
 
     /// Gives up what is too old.
-    pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
+    pub(super) fn expire(&mut self, now: Time, journal: &mut Journal) {
         for kind in 0..self.order.len() {
             while let Some((_, &(since, name))) = self.order[kind].first_key_value()
                 && since + PATIENCE <= now
             {
                 self.remove(name);
-                shared.count(Counter::FragmentsExpired);
+                journal.count(Counter::FragmentsExpired);
             }
         }
     }
 }
 
-/// Whether a number is an opaque packet's (0) or a chunk's (1).
+/// Kind of a number: an opaque packet's (0) or a chunk's (1).
 const fn kind(number: u32) -> usize {
     (number % 2) as usize
 }

@@ -15,7 +15,8 @@ use std::time::Duration;
 pub(super) use self::joins::{Arrival, is_joining};
 pub(super) use self::link::{Link, PROOF_SPACING, Verdict, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
-use super::shared::Shared;
+use super::deadline::{Deadline, Reason};
+use super::shared::{Setup, Shared};
 use crate::path::{PathState, TimeoutAction};
 use crate::path_index::PathIndex;
 use crate::session::PathId;
@@ -38,7 +39,7 @@ const JOINS_IN_TURN: u32 = 4;
 pub(super) const MAX_LINKS: usize = 16;
 
 /// Place of a peer: the local path that leads there, and the peer's address.
-pub(super) type Place = (PathIndex, SocketAddr);
+pub(super) type PeerPlace = (PathIndex, SocketAddr);
 
 /// Paths that were given up.
 pub(super) type GivenUp = Vec<Link>;
@@ -109,8 +110,8 @@ impl PathSet {
     }
 
     /// Those that new data may go by.
-    pub(super) fn active(&self, shared: &Shared) -> impl Iterator<Item = &Link> {
-        self.iter().filter(|link| link.is_active(shared))
+    pub(super) fn active(&self, setup: &Setup) -> impl Iterator<Item = &Link> {
+        self.iter().filter(|link| link.is_active(setup))
     }
 
     /// The place of the path with this id.
@@ -130,16 +131,16 @@ impl PathSet {
     }
 
     /// The round trips of the shortest and the longest active path.
-    pub(super) fn trips(&self, shared: &Shared) -> (Duration, Duration) {
-        let trips = self.active(shared).map(|link| link.path.stats().srtt);
+    pub(super) fn trips(&self, setup: &Setup) -> (Duration, Duration) {
+        let trips = self.active(setup).map(|link| link.path.stats().srtt);
         trips.fold((Duration::MAX, Duration::ZERO), |(low, high), trip| {
             (low.min(trip), high.max(trip))
         })
     }
 
-    /// Whether new data may go by a trusted one.
-    pub(super) fn has_trusted(&self, shared: &Shared) -> bool {
-        self.active(shared).any(|link| link.trusted)
+    /// True if new data may go by a trusted one.
+    pub(super) fn has_trusted(&self, setup: &Setup) -> bool {
+        self.active(setup).any(|link| link.trusted)
     }
 
     /// Where the peer is, by local path.
@@ -148,7 +149,7 @@ impl PathSet {
     }
 
     /// Places where the peer may be called: at its endpoints, and by local paths that have none where it has proved to be.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+    pub(super) fn places(&self) -> impl Iterator<Item = PeerPlace> {
         let has_endpoint = |local| self.endpoints.iter().any(|(of, _)| *of == local);
         let proved = self.iter().filter(|link| link.is_open());
         let proved = proved.filter(move |link| !has_endpoint(link.local));
@@ -157,32 +158,32 @@ impl PathSet {
     }
 
     /// The round trip to a place, if a path leads there.
-    pub(super) fn round_trip(&self, (local, remote): Place) -> Option<Duration> {
+    pub(super) fn round_trip(&self, (local, remote): PeerPlace) -> Option<Duration> {
         let mut open = self.iter().filter(|link| link.is_open());
         let link = open.find(|link| link.local == local && link.remote == remote)?;
         Some(link.path.srtt())
     }
 
     /// True if the peer is there, by this local path, as far as is known.
-    pub(super) fn is_place(&self, place: Place) -> bool {
+    pub(super) fn is_place(&self, place: PeerPlace) -> bool {
         let proved = self.iter().filter(|link| link.is_open());
         let mut proved = proved.map(|link| (link.local, link.remote));
         self.endpoints.contains(&place) || proved.any(|there| there == place)
     }
 
-    /// Whether this is where the peer is by this local path; none if nobody has said where that is.
+    /// True if this is where the peer is by this local path; none if nobody has said where that is.
     pub(super) fn is_endpoint(&self, local: PathIndex, remote: SocketAddr) -> Option<bool> {
         let known = self.endpoints.iter().filter(|(l, _)| *l == local);
         known.map(|(_, to)| *to == remote).reduce(|a, b| a || b)
     }
 
-    /// Whether the peer is, or may be, at this address.
+    /// True if the peer is, or may be, at this address.
     pub(super) fn is_at(&self, addr: IpAddr) -> bool {
         let is_proved = |link: &Link| link.is_open() && link.remote.ip() == addr;
         self.endpoints.iter().any(|(_, to)| to.ip() == addr) || self.iter().any(is_proved)
     }
 
-    /// Whether a path id is one of those that this end gives: the smaller key's are even.
+    /// True if a path id is one of those that this end gives: the smaller key's are even.
     pub(super) const fn numbers(&self, id: PathId) -> bool {
         id.get().is_multiple_of(2) == self.smaller_key
     }
@@ -252,7 +253,7 @@ impl PathSet {
             let (local, _) = self.endpoints[at];
             let of_local = |(other, _): &&(PathIndex, SocketAddr)| *other == local;
             let had_turn = self.endpoints[..at].iter().any(|other| of_local(&other));
-            if had_turn || !shared.local[local].is_usable() {
+            if had_turn || !shared.setup.local[local].is_usable() {
                 continue;
             }
             let several = self.endpoints.iter().filter(of_local).count() > 1;
@@ -328,8 +329,7 @@ impl PathSet {
         Ok(Some(self.remove(at)))
     }
 
-    /// Whether a path that the peer opens goes before one that we ask for between the same places:
-    /// both ends called.
+    /// True if a path that the peer opens goes before one that we ask for between the same places: both ends called.
     pub(super) fn resolve_crossed(&mut self, local: PathIndex, remote: SocketAddr) -> bool {
         let ours = |l: &Link| l.local == local && l.remote == remote && l.is_joining();
         let Some(at) = self.links.iter().position(ours) else {
@@ -358,7 +358,10 @@ impl PathSet {
     /// The session is new, and is to be used at once, so that the peer confirms it.
     pub(super) fn use_session(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
         // By one that carries something, if there is such a one: the peer is to hear of it.
-        let active = self.links.iter().position(|link| link.is_active(shared));
+        let active = self
+            .links
+            .iter()
+            .position(|link| link.is_active(&shared.setup));
         let open = || self.links.iter().position(Link::is_open);
         if let Some(at) = active.or_else(open) {
             self.links[at].elicit_ack();
@@ -376,9 +379,9 @@ impl PathSet {
         }
     }
 
-    /// When something is due: of the paths only if there is a session.
-    pub(super) fn poll_timeout(&self, shared: &Shared, has_session: bool) -> Option<Time> {
-        let usable = |link: &&Link| has_session && shared.local[link.local].is_usable();
+    /// Deadline of what is due first: of the paths only if there is a session.
+    pub(super) fn poll_timeout(&self, setup: &Setup, has_session: bool) -> Option<Deadline> {
+        let usable = |link: &&Link| has_session && setup.local[link.local].is_usable();
         let links = self.iter().filter(usable).flat_map(|l| {
             [
                 l.timer(),
@@ -388,7 +391,12 @@ impl PathSet {
             ]
         });
         let dial = (!self.endpoints.is_empty()).then_some(self.redial_at);
-        links.chain([self.paced_until, dial]).flatten().min()
+        let due = [
+            Reason::Path.at(links.flatten().min()),
+            Reason::Pacer.at(self.paced_until),
+            Reason::Dial.at(dial),
+        ];
+        due.into_iter().flatten().min()
     }
 
     /// How long the path with this id may be idle before it is asked whether it is still there.
@@ -423,7 +431,7 @@ impl PathSet {
         lost: &mut Vec<u64>,
     ) {
         let others = || self.iter().enumerate().filter(|(other, _)| *other != at);
-        let answers = |other: &Link| other.is_active(shared) && !other.path.is_unanswered();
+        let answers = |other: &Link| other.is_active(&shared.setup) && !other.path.is_unanswered();
         let elsewhere = others().any(|(_, other)| answers(other));
         let keepalive = self.keepalive(self.links[at].id);
         let link = &mut self.links[at];

@@ -1,27 +1,24 @@
 //! One peer: all that is known of it, and where what comes from it and from the local kernel goes.
 
-use std::collections::VecDeque;
-
 use dibs_settings::BumpId;
 use dibs_wire::frame::{Chunk, Frame, Frames};
 use dibs_wire::packet::{Segment, flags};
 use dibs_wire::virtio;
 
 use super::association::{Association, News};
+use super::deadline::{Deadline, Reason};
 use super::empty::EmptyOut;
 use super::flows::FlowTable;
-use super::fq::{FairQueue, SegmentPayload};
+use super::fq::SegmentPayload;
 use super::handover::Handover;
 use super::hosts::Hosts;
-use super::messages::Messages;
 use super::notice::Event;
-use super::opaque::OpaqueQueues;
 use super::out::Out;
 use super::paths::{Arrival, Link, PathSet, Verdict, is_joining};
 use super::protection::Protection;
 use super::receive::{ReceiveCx, Receiver};
-use super::send::{self, NOT_BARE, RetransmitQueue, Shares, Turn, key_of};
-use super::shared::Shared;
+use super::send::{self, NOT_BARE, Queues, Sealer, SendCx, Shares, key_of};
+use super::shared::{Setup, Shared};
 use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::in_flight::InFlight;
@@ -31,7 +28,7 @@ use crate::session::{Established, Opened, PathId, PeerId, Received, Session, Ses
 use crate::tcp_fields::{self, OwnedFields};
 use crate::time::Time;
 
-/// What became of a segment from the TUN.
+/// Fate of a segment from the TUN.
 pub(crate) enum Taken {
     /// Dealt with.
     Done,
@@ -41,7 +38,7 @@ pub(crate) enum Taken {
     Opaque,
 }
 
-/// What the node knows of a peer.
+/// Peer, as the node knows it.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(super) hosts: Hosts,
@@ -49,42 +46,23 @@ pub(crate) struct Peer {
     pub(super) paths: PathSet,
     pub(super) flows: FlowTable,
     pub(crate) in_flight: InFlight,
-    pub(super) retransmit: RetransmitQueue,
-    pub(super) shares: Shares,
-    pub(super) fq: FairQueue,
-    pub(super) segments: VecDeque<EmptyOut>,
-    pub(super) opaque: OpaqueQueues,
+    pub(super) queues: Queues,
     pub(super) handover: Handover,
-    pub(super) messages: Messages,
     pub(super) receiver: Receiver,
-    /// Trust keeps data waiting that an untrusted path could carry.
-    pub(super) held_by_trust: bool,
 }
 
 impl Peer {
-    pub(crate) fn new(
-        now: Time,
-        id: PeerId,
-        hosts: Hosts,
-        paths: PathSet,
-        shared: &Shared,
-    ) -> Self {
+    pub(crate) fn new(now: Time, id: PeerId, hosts: Hosts, paths: PathSet, setup: &Setup) -> Self {
         Self {
             id,
             hosts,
             association: Association::new(now),
             paths,
-            flows: FlowTable::new(shared.hash_keys),
+            flows: FlowTable::new(setup.hash_keys),
             in_flight: InFlight::default(),
-            retransmit: RetransmitQueue::default(),
-            shares: Shares::default(),
-            fq: FairQueue::default(),
-            segments: VecDeque::new(),
-            opaque: OpaqueQueues::default(),
+            queues: Queues::default(),
             handover: Handover::default(),
-            messages: Messages::new(),
             receiver: Receiver::new(now),
-            held_by_trust: false,
         }
     }
 
@@ -101,7 +79,7 @@ impl Peer {
             hosts: &self.hosts,
             association: &self.association,
             flows: &mut self.flows,
-            fq: &mut self.fq,
+            fq: &mut self.queues.fq,
         };
         (&mut self.receiver, cx)
     }
@@ -116,7 +94,7 @@ impl Peer {
         segment: &Segment<'_>,
         gso_size: u16,
     ) -> Taken {
-        if shared.bumps.get(bump).is_none() {
+        if shared.setup.bumps.get(bump).is_none() {
             return Taken::Opaque;
         }
         let (receiver, mut cx) = self.receiving(now, shared);
@@ -150,9 +128,9 @@ impl Peer {
                     seq: segment.seq,
                     tcp: OwnedFields::new(&tcp_fields::of_segment(segment, conn.out.meta)),
                 };
-                let waiting = match shared.bumps.of(bump).split() {
-                    Some(_) => &mut self.shares.segments,
-                    None => &mut self.segments,
+                let waiting = match shared.setup.bumps.of(bump).split() {
+                    Some(_) => &mut self.queues.shares.segments,
+                    None => &mut self.queues.segments,
                 };
                 if !empty.queue(waiting) {
                     shared.count(Counter::QueueFull);
@@ -178,7 +156,7 @@ impl Peer {
         })
     }
 
-    /// Whether a datagram of path `id` may come by this local path.
+    /// True if a datagram of path `id` may come by this local path.
     pub(super) fn expects(&self, id: PathId, local: PathIndex) -> bool {
         let known = self.paths.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
@@ -211,7 +189,7 @@ impl Peer {
             && link.is_open()
         {
             let marked = arrival.marked && opened.authenticated;
-            link.on_taken(now, shared, opened.seq, verdict, marked);
+            link.on_taken(now, &shared.setup, opened.seq, verdict, marked);
         }
     }
 
@@ -303,7 +281,10 @@ impl Peer {
                 return receiver.take(&mut cx, arrival.path, frame, payload);
             }
             Frame::Control { id, bytes } => {
-                return self.messages.receive(shared, self.id, (id, bytes));
+                return self
+                    .queues
+                    .messages
+                    .receive(&mut shared.journal, self.id, (id, bytes));
             }
             Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
             Frame::FlowUnknown { flow, incarnation } => self.flows.on_unknown(flow, incarnation),
@@ -360,7 +341,7 @@ impl Peer {
                 Content::Share(share) if share.opens => {
                     let segment = self.in_flight.segment_of_share(share);
                     let incarnation = segment.chain.incarnation;
-                    flows.confirm_share(&shared.bumps, segment.conn, incarnation, share.set);
+                    flows.confirm_share(&shared.setup.bumps, segment.conn, incarnation, share.set);
                 }
                 Content::Opened {
                     conn,
@@ -368,9 +349,11 @@ impl Peer {
                     set,
                 } => match set {
                     None => flows.confirm(*conn, *incarnation),
-                    Some(set) => flows.confirm_share(&shared.bumps, *conn, *incarnation, *set),
+                    Some(set) => {
+                        flows.confirm_share(&shared.setup.bumps, *conn, *incarnation, *set)
+                    }
                 },
-                Content::Control(_) => self.messages.on_acked(),
+                Content::Control(_) => self.queues.messages.on_acked(),
                 Content::Share(_) | Content::Fragment { .. } => {}
             }
             self.in_flight.remove(key, &mut shared.pool);
@@ -387,7 +370,10 @@ impl Peer {
         shared: &mut Shared,
         established: Established,
     ) {
-        if let Some(news) = self.association.on_established(shared, established) {
+        if let Some(news) = self
+            .association
+            .on_established(&mut shared.journal, established)
+        {
             self.take_news(now, shared, news);
         }
     }
@@ -400,7 +386,10 @@ impl Peer {
         session: SessionId,
         confirmed: bool,
     ) {
-        if let Some(news) = self.association.on_used(shared, session, confirmed) {
+        if let Some(news) = self
+            .association
+            .on_used(&mut shared.journal, session, confirmed)
+        {
             self.take_news(now, shared, news);
         }
     }
@@ -412,7 +401,10 @@ impl Peer {
         }
         if is_up {
             let peer = self.id.index();
-            shared.events.push(Event::PeerUp { peer, restarted });
+            shared
+                .journal
+                .events
+                .push(Event::PeerUp { peer, restarted });
         }
         self.paths.dial_at_once(now);
         let given_up = self.paths.use_session(now, shared);
@@ -423,17 +415,18 @@ impl Peer {
     pub(crate) fn on_down(&mut self, shared: &mut Shared) {
         if self.association.on_down() {
             let peer = self.id.index();
-            shared.events.push(Event::PeerDown { peer });
+            shared.journal.events.push(Event::PeerDown { peer });
         }
     }
 
     /// The peer restarted: it knows nothing of what we had with it.
     fn forget(&mut self, shared: &mut Shared) {
         self.paths.clear();
-        self.segments.clear();
-        self.retransmit.clear();
-        self.shares = Shares::default();
-        self.messages
+        self.queues.segments.clear();
+        self.queues.lost.clear();
+        self.queues.shares = Shares::default();
+        self.queues
+            .messages
             .restart(self.in_flight.drain(&mut shared.pool));
         self.receiver.restart(&mut self.flows);
     }
@@ -441,7 +434,7 @@ impl Peer {
     /// A local interface came or went.
     pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: PathIndex) {
         self.paths.dial_at_once(now);
-        let up = shared.local[local].is_usable();
+        let up = shared.setup.local[local].is_usable();
         let mut lost = std::mem::take(&mut shared.scratch.lost);
         for at in 0..self.paths.len() {
             let link = &mut self.paths[at];
@@ -464,7 +457,7 @@ impl Peer {
         }
     }
 
-    /// What paths carried that were given up goes by the others.
+    /// Lets what given up paths carried go by the others.
     pub(super) fn abandon(
         &mut self,
         shared: &mut Shared,
@@ -490,52 +483,50 @@ impl Peer {
         shared: &mut Shared,
         session: &mut Session,
     ) -> Option<Out> {
-        let turn = Turn {
+        let cx = &mut SendCx {
             now,
             shared,
-            session,
+            sealer: Sealer {
+                now,
+                session,
+                refused: 0,
+            },
             paths: &mut self.paths,
             flows: &mut self.flows,
             in_flight: &mut self.in_flight,
-            segments: &mut self.segments,
-            notices: &mut self.receiver.notices,
-            messages: &mut self.messages,
-            lost: &mut self.retransmit,
-            shares: &mut self.shares,
-            opaque: &mut self.opaque,
-            fq: &mut self.fq,
-            held_by_trust: &mut self.held_by_trust,
-            store: self.association.store(),
         };
-        turn.poll_transmit()
+        let store = self.association.store();
+        self.queues
+            .poll_transmit(cx, &mut self.receiver.notices, store)
     }
 
     /// Deals with what a path declared lost.
     fn take_lost(&mut self, shared: &mut Shared, path: PathId, lost: &mut Vec<u64>) {
         let parts = (&mut self.paths, &mut self.flows, &mut self.in_flight);
-        self.retransmit.on_lost(shared, parts, path, lost);
+        self.queues.lost.on_lost(shared, parts, path, lost);
     }
 
-    /// Whether anything can be sent by this local path.
-    fn may_use(&self, shared: &Shared, local: PathIndex) -> bool {
-        self.association.is_up() && shared.local[local].is_usable()
+    /// True if anything can be sent by this local path.
+    fn may_use(&self, setup: &Setup, local: PathIndex) -> bool {
+        self.association.is_up() && setup.local[local].is_usable()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
-    pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
+    /// Deadline of the next [`handle_timeout`](Self::handle_timeout).
+    pub(crate) fn poll_timeout(&self, setup: &Setup) -> Option<Deadline> {
         let Self {
             paths,
             flows,
             in_flight,
             ..
         } = self;
+        let drain = self.handover.poll_timeout(setup, flows, paths, in_flight);
         let due = [
-            paths.poll_timeout(shared, self.association.is_up()),
-            self.association.poll_timeout(),
-            self.receiver.poll_timeout(),
-            self.handover.poll_timeout(shared, flows, paths, in_flight),
-            self.fq.poll_timeout(),
-            self.retransmit.poll_timeout(),
+            paths.poll_timeout(setup, self.association.is_up()),
+            Reason::Call.at(self.association.poll_timeout()),
+            Reason::Receiver.at(self.receiver.poll_timeout()),
+            Reason::Handover.at(drain),
+            Reason::Dropped.at(self.queues.fq.poll_timeout()),
+            Reason::Message.at(self.queues.lost.poll_timeout()),
         ];
         due.into_iter().flatten().min()
     }
@@ -544,7 +535,7 @@ impl Peer {
     pub(crate) fn handle_timeout(&mut self, now: Time, shared: &mut Shared) {
         self.paths.release(now);
         for at in 0..self.paths.len() {
-            if !self.may_use(shared, self.paths[at].local) {
+            if !self.may_use(&shared.setup, self.paths[at].local) {
                 continue;
             }
             let mut lost = std::mem::take(&mut shared.scratch.lost);
@@ -562,10 +553,12 @@ impl Peer {
                 self.paths.put_off_dialling(now);
             }
         }
-        self.retransmit
+        self.queues
+            .lost
             .handle_timeout(now, &mut shared.pool, &self.flows, &mut self.in_flight);
         let quantum = self.paths.quantum();
-        self.fq
+        self.queues
+            .fq
             .handle_timeout(now, shared, &mut self.flows, quantum);
         let (receiver, mut cx) = self.receiving(now, shared);
         receiver.handle_timeout(&mut cx);

@@ -18,7 +18,7 @@ pub(super) enum Protection {
 }
 
 impl Protection {
-    /// Whether a flow of this bump may have bytes that came like this: never less than it promises.
+    /// True if a flow of this bump may have bytes that came like this: never less than it promises.
     pub(super) fn satisfies(self, bump: &Bump) -> bool {
         match bump.method {
             Method::Chain(_) => true,

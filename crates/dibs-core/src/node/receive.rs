@@ -119,13 +119,13 @@ impl Receiver {
         if let Some(key) = cx.flows.find(tuple, bump) {
             return key;
         }
-        if let Some(oldest) = cx.flows.surplus(|| cx.shared.random_u64()) {
+        if let Some(oldest) = cx.flows.surplus(|| cx.shared.dice.random_u64()) {
             self.remove_conn(cx, oldest);
             cx.shared.count(Counter::FlowEvicted);
         }
         let key = cx.flows.add(cx.now, tuple, bump);
         let conn = cx.flows.get_mut(key).expect("it was just added");
-        conn.out.scheduler = cx.shared.policy.scheduler_of(&tuple);
+        conn.out.schedule.own = cx.shared.setup.policy.scheduler_of(&tuple);
         key
     }
 
@@ -164,7 +164,7 @@ impl Receiver {
         (key, tuple, bump): (Key, Tuple, BumpId),
         seq: SeqNumber,
     ) {
-        if cx.shared.own.addresses.contains(&tuple.src) {
+        if cx.shared.setup.own.addresses.contains(&tuple.src) {
             let heard = cx.flows.call(cx.now, key, bump, seq);
             self.note_call(cx, (bump, tuple.sport), heard);
         }
@@ -202,11 +202,14 @@ impl Receiver {
     fn tell_silence(&mut self, cx: &mut ReceiveCx<'_>) {
         if let Some(ports) = self.silent.poll_change() {
             let peer = cx.peer;
-            cx.shared.events.push(Event::SilentPorts { peer, ports });
+            cx.shared
+                .journal
+                .events
+                .push(Event::SilentPorts { peer, ports });
         }
     }
 
-    /// Whether one more may be held back.
+    /// True if one more may be held back.
     fn may_hold_start(&self) -> bool {
         self.held_starts.len() < MAX_HELD_STARTS
     }
@@ -245,8 +248,8 @@ impl Receiver {
 
     /// Lets go on what was held back for long enough, and gives up what was held too long.
     pub(super) fn handle_timeout(&mut self, cx: &mut ReceiveCx<'_>) {
-        self.reassembly.expire(cx.now, cx.shared);
-        self.shares.expire(cx.now, cx.shared);
+        self.reassembly.expire(cx.now, &mut cx.shared.journal);
+        self.shares.expire(cx.now, &mut cx.shared.journal);
         while let Some(&(key, _)) = { self.held_starts.iter() }.find(|(_, t)| *t <= cx.now) {
             self.release_start(cx, key);
         }
@@ -281,7 +284,10 @@ impl Receiver {
             self.give_up_gaps(cx, key);
         }
         let abandoned = self.store.take_abandoned();
-        cx.shared.counters.add(Counter::EpochEnded, abandoned);
+        cx.shared
+            .journal
+            .counters
+            .add(Counter::EpochEnded, abandoned);
     }
 
     /// Gives up the old gaps of a connection whose kernel says by another way, if at all, what it has.

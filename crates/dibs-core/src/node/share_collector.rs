@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
-use super::shared::Shared;
+use super::shared::Journal;
 use crate::bump::Split;
 use crate::counters::Counter;
 use crate::session::ReplayWindow;
@@ -135,9 +135,9 @@ impl ShareCollector {
     }
 
     /// Gives up what is too old.
-    pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
+    pub(super) fn expire(&mut self, now: Time, journal: &mut Journal) {
         for _ in 0..self.give_up(now) {
-            shared.count(Counter::SetsExpired);
+            journal.count(Counter::SetsExpired);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What all peers use: this host, what its user wants, and room to work in.
+//! Parts of a node that all its peers use: this host's setup, the journal for its owner, dice, and room to work in.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::session::{Random as _, SeededRandom};
 
 /// Whose packets may come out of the TUN here.
 pub(super) struct Own {
-    /// Of this host.
+    /// Addresses of this host.
     pub(super) addresses: Vec<IpAddr>,
-    /// Those of them that the paths' interfaces have.
+    /// Addresses of them that the paths' interfaces have.
     pub(super) reachable: Vec<IpAddr>,
     /// Networks that this host forwards for.
     pub(super) gateway: Vec<Prefix>,
@@ -66,70 +66,85 @@ pub(super) struct Scratch {
     /// Random bytes of a split, and its shares.
     random: Zeroizing<Vec<u8>>,
     shares: Zeroizing<Vec<u8>>,
-    /// What was put together of shares.
+    /// Whole that was put together of shares.
     pub(super) joined: Vec<u8>,
     /// Tokens that a path gives back: those acknowledged, and those lost.
     pub(super) acked: Vec<u64>,
     pub(super) lost: Vec<u64>,
 }
 
-/// See the module.
-pub(crate) struct Shared {
-    pub(crate) pool: Pool,
-    pub(crate) rng: SeededRandom,
-    /// Drawn from `rng` and not used yet.
-    numbers: Vec<u64>,
-    pub(crate) injector: Injector,
-    pub(crate) counters: Counters,
-    pub(crate) events: Events,
-    pub(crate) local: LocalPaths,
-    /// Bytes of UDP payload that sessions sent and opened, by local path.
-    carried: Vec<u64>,
-    pub(crate) bumps: Arc<Bumps>,
-    /// Random bytes for those that split.
-    pub(super) pads: Pads,
-    pub(super) own: Own,
-    pub(super) policy: Policy,
-    /// More packets of the kernel's are to be handed over at once.
-    pub(crate) more_comes: bool,
-    /// Of this run of the daemon.
-    pub(crate) instance: u64,
-    /// Seeds the hash tables.
-    pub(crate) hash_keys: (u64, u64),
-    pub(super) scratch: Scratch,
-}
-
-impl Shared {
-    pub(super) fn new(
-        rng: SeededRandom,
-        local: Vec<LocalPath>,
-        (bumps, pads): (Vec<Bump>, Pads),
-        own: Own,
-        policy: Policy,
-    ) -> Self {
-        let mut shared = Self {
-            pool: Pool::new(64),
-            rng,
-            numbers: Vec::new(),
-            injector: Injector::default(),
-            counters: Counters::default(),
-            events: Events::default(),
-            carried: vec![0; local.len()],
-            local: LocalPaths::new(local),
-            bumps: Arc::new(Bumps::new(bumps)),
-            pads,
-            own,
-            policy,
-            more_comes: false,
-            instance: 0,
-            hash_keys: (0, 0),
-            scratch: Scratch::default(),
-        };
-        shared.instance = shared.random_u64();
-        shared.hash_keys = (shared.random_u64(), shared.random_u64());
-        shared
+impl Scratch {
+    /// Keeps the first bytes of a buffer until the next one.
+    pub(super) fn keep_once(&mut self, pool: &mut Pool, buffer: Buffer, len: usize) -> &[u8] {
+        if let Some(before) = self.once.replace(buffer) {
+            pool.give(before);
+        }
+        &self.once.as_deref().expect("it was just put there")[..len]
     }
 
+    /// Splits what stands in the scratch datagram; how long each share is. See [`share`](Self::share).
+    pub(super) fn split(&mut self, pads: &mut Pads, split: &dyn Split) -> usize {
+        let Self {
+            datagrams,
+            random,
+            shares,
+            ..
+        } = self;
+        let len = split.share_len(datagrams.len());
+        random.resize(split.randomness(datagrams.len()), 0);
+        pads.fill(random);
+        shares.resize(usize::from(split.shares()) * len, 0);
+        let mut rooms: SmallVec<[&mut [u8]; 4]> = shares.chunks_exact_mut(len).collect();
+        split.split(datagrams, random, &mut rooms);
+        len
+    }
+
+    /// A share of the whole that was split last, each of `len` bytes.
+    pub(super) fn share(&self, index: usize, len: usize) -> &[u8] {
+        &self.shares[index * len..][..len]
+    }
+}
+
+/// Setup of this host: what its user wants, and what a run of the daemon is told or draws at its start.
+pub(crate) struct Setup {
+    pub(crate) local: LocalPaths,
+    pub(crate) bumps: Arc<Bumps>,
+    pub(super) own: Own,
+    pub(super) policy: Policy,
+    /// Number of this run of the daemon.
+    pub(crate) instance: u64,
+    /// Seeds of the hash tables.
+    pub(crate) hash_keys: (u64, u64),
+}
+
+impl Setup {
+    /// How many probes of a local path that stops answering come at one interval, if the user has said.
+    pub(crate) fn probes_of(&self, local: PathIndex) -> Option<u32> {
+        let hint = self.policy.hint.filter(|hint| local.is_preferred(hint))?;
+        Some(hint.weight)
+    }
+
+    /// True if an address is this host's, or of a network that it forwards for.
+    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
+        self.own.addresses.contains(&addr) || self.own.is_behind(addr)
+    }
+
+    /// True if an address is of a path's interface, or of a network that this host forwards for.
+    pub(crate) fn is_reachable(&self, addr: IpAddr) -> bool {
+        self.own.reachable.contains(&addr) || self.own.is_behind(addr)
+    }
+}
+
+/// Journal of a node: what its owner is told.
+#[derive(Default)]
+pub(crate) struct Journal {
+    pub(crate) counters: Counters,
+    pub(crate) events: Events,
+    /// Bytes of UDP payload that sessions sent and opened, by local path.
+    pub(super) carried: Vec<u64>,
+}
+
+impl Journal {
     pub(crate) fn count(&mut self, counter: Counter) {
         self.counters.count(counter);
     }
@@ -138,48 +153,23 @@ impl Shared {
     pub(super) fn note_carried(&mut self, local: PathIndex, bytes: u64) {
         self.carried[local.get()] += bytes;
     }
+}
 
-    /// See [`Node::carried`](super::Node::carried).
-    pub(super) fn carried(&self) -> &[u64] {
-        &self.carried
-    }
+/// Dice: random numbers, drawn in blocks.
+pub(crate) struct Dice {
+    pub(crate) rng: SeededRandom,
+    /// Numbers drawn and not used yet.
+    numbers: Vec<u64>,
+}
 
-    /// How many probes of a local path that stops answering come at one interval, if the user has said.
-    pub(crate) fn probes_of(&self, local: PathIndex) -> Option<u32> {
-        let hint = self.policy.hint.filter(|hint| local.is_preferred(hint))?;
-        Some(hint.weight)
-    }
-
-    /// Whether an address is this host's, or of a network that it forwards for.
-    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
-        self.own.addresses.contains(&addr) || self.own.is_behind(addr)
-    }
-
-    /// Whether an address is of a path's interface, or of a network that this host forwards for.
-    pub(crate) fn is_reachable(&self, addr: IpAddr) -> bool {
-        self.own.reachable.contains(&addr) || self.own.is_behind(addr)
-    }
-
-    /// Keeps the first bytes of a buffer until the next one.
-    pub(super) fn keep_once(&mut self, buffer: Buffer, len: usize) -> &[u8] {
-        if let Some(before) = self.scratch.once.replace(buffer) {
-            self.pool.give(before);
-        }
-        &self.scratch.once.as_deref().expect("it was just put there")[..len]
-    }
-
+impl Dice {
     pub(crate) fn random_u64(&mut self) -> u64 {
         // The generator works in blocks; a number alone would cost as much as these.
         if self.numbers.is_empty() {
             let mut bytes = [0; 512];
             self.rng.fill(&mut bytes);
-            self.numbers.extend(
-                bytes
-                    .as_chunks::<8>()
-                    .0
-                    .iter()
-                    .map(|b| u64::from_le_bytes(*b)),
-            );
+            let numbers = bytes.as_chunks::<8>().0.iter();
+            self.numbers.extend(numbers.map(|b| u64::from_le_bytes(*b)));
         }
         self.numbers.pop().expect("it was just filled")
     }
@@ -191,26 +181,55 @@ impl Shared {
             None => self.random_u64(),
         }
     }
+}
 
-    /// Splits what stands in the scratch datagram; how long each share is. See [`share`](Self::share).
-    pub(super) fn split_scratch(&mut self, split: &dyn Split) -> usize {
-        let Scratch {
-            datagrams,
-            random,
-            shares,
-            ..
-        } = &mut self.scratch;
-        let len = split.share_len(datagrams.len());
-        random.resize(split.randomness(datagrams.len()), 0);
-        self.pads.fill(random);
-        shares.resize(usize::from(split.shares()) * len, 0);
-        let mut rooms: SmallVec<[&mut [u8]; 4]> = shares.chunks_exact_mut(len).collect();
-        split.split(datagrams, random, &mut rooms);
-        len
+/// See the module. Functions are handed the part that they need.
+pub(crate) struct Shared {
+    pub(crate) setup: Setup,
+    pub(crate) journal: Journal,
+    pub(crate) dice: Dice,
+    pub(crate) pool: Pool,
+    pub(crate) injector: Injector,
+    pub(super) scratch: Scratch,
+    /// Random bytes for those that split.
+    pub(super) pads: Pads,
+    /// More packets of the kernel's are to be handed over at once.
+    pub(crate) more_comes: bool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        rng: SeededRandom,
+        local: Vec<LocalPath>,
+        (bumps, pads): (Vec<Bump>, Pads),
+        own: Own,
+        policy: Policy,
+    ) -> Self {
+        let numbers = Vec::new();
+        let mut dice = Dice { rng, numbers };
+        Self {
+            journal: Journal {
+                carried: vec![0; local.len()],
+                ..Journal::default()
+            },
+            setup: Setup {
+                local: LocalPaths::new(local),
+                bumps: Arc::new(Bumps::new(bumps)),
+                own,
+                policy,
+                instance: dice.random_u64(),
+                hash_keys: (dice.random_u64(), dice.random_u64()),
+            },
+            dice,
+            pool: Pool::new(64),
+            injector: Injector::default(),
+            scratch: Scratch::default(),
+            pads,
+            more_comes: false,
+        }
     }
 
-    /// A share of the whole that was split last, each of `len` bytes.
-    pub(super) fn share(&self, index: usize, len: usize) -> &[u8] {
-        &self.scratch.shares[index * len..][..len]
+    pub(crate) fn count(&mut self, counter: Counter) {
+        self.journal.count(counter);
     }
 }

@@ -57,7 +57,7 @@ pub struct PathSnapshot {
     pub unused: Option<Unused>,
     /// Bytes received by it.
     pub bytes_received: u64,
-    /// What is measured on it.
+    /// Measurements of it.
     pub stats: PathStats,
     /// Trust keeps data waiting that another path could carry.
     pub held_by_trust: bool,
@@ -93,7 +93,7 @@ pub struct ConnSnapshot {
 impl Node {
     /// Bytes of UDP payload by local path that sessions sent, or opened: neither handshakes nor what strangers send.
     pub fn carried(&self) -> &[u64] {
-        self.shared.carried()
+        &self.shared.journal.carried
     }
 
     /// All peers, by index.
@@ -102,7 +102,7 @@ impl Node {
             .iter()
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
-                reachable: p.paths.iter().any(|l| l.is_alive(&self.shared)),
+                reachable: p.paths.iter().any(|l| l.is_alive(&self.shared.setup)),
                 keys: self.sessions.origin(now, p.id),
                 by_untrusted: self.sessions.may_go_by_untrusted(p.id),
                 conns: p.flows.len(),
@@ -118,7 +118,7 @@ impl Node {
     /// All paths.
     pub fn paths(&self) -> Vec<PathSnapshot> {
         let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
-            let held_by_trust = peer.held_by_trust;
+            let held_by_trust = peer.queues.held_by_trust;
             peer.paths
                 .iter()
                 .enumerate()
@@ -127,12 +127,12 @@ impl Node {
                     local: link.local.get(),
                     remote: link.remote,
                     trusted: link.trusted,
-                    state: link.state_name(&self.shared),
-                    unused: peer.paths.unused(&self.shared, at),
+                    state: link.state_name(&self.shared.setup),
+                    unused: peer.paths.unused(&self.shared.setup, at),
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,
-                    short_of_paths: peer.shares.short_of_paths,
+                    short_of_paths: peer.queues.shares.short_of_paths,
                 })
                 .collect::<Vec<_>>()
         };
@@ -173,6 +173,6 @@ impl Node {
 
     /// All counters.
     pub fn counters(&self) -> &Counters {
-        &self.shared.counters
+        &self.shared.journal.counters
     }
 }

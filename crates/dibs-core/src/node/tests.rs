@@ -30,6 +30,7 @@ mod acks;
 mod away;
 mod bare;
 mod bumps;
+mod deadlines;
 mod drop_cache;
 mod endpoints;
 mod fair;
@@ -275,7 +276,11 @@ impl Pair {
         let end = self.now + span;
         loop {
             self.outputs();
-            let timers = self.nodes.iter().filter_map(Node::poll_timeout);
+            let timers = self
+                .nodes
+                .iter()
+                .filter_map(Node::poll_timeout)
+                .map(|due| due.at);
             let next = timers.chain(self.wire.front().map(|w| w.due)).min();
             let Some(next) = next.filter(|t| *t <= end) else {
                 break;
@@ -286,7 +291,7 @@ impl Pair {
                 self.nodes[w.to].handle_datagram(self.now, w.path, w.from, &mut w.bytes);
             }
             for node in &mut self.nodes {
-                if node.poll_timeout().is_some_and(|t| t <= self.now) {
+                if node.poll_timeout().is_some_and(|due| due.at <= self.now) {
                     let wall = Duration::from_secs(1_000_000) + self.now.since(Time::ZERO);
                     node.handle_timeout(self.now, wall);
                 }
@@ -580,7 +585,7 @@ fn a_restarted_peer_is_noticed_and_the_stream_goes_on() {
     pair.send(0, 1, &data, 0, 1);
     pair.run(Duration::from_millis(200));
     pair.nodes[0] = node(0, 77, Integrity::On);
-    pair.nodes[0].shared.instance ^= 1;
+    pair.nodes[0].shared.setup.instance ^= 1;
     pair.run(Duration::from_secs(5));
     pair.assert_open();
     pair.send(0, 20_001, &data, 0, 2);

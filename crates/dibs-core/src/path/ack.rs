@@ -21,7 +21,7 @@ pub enum AckError {
     NeverSent(u64),
 }
 
-/// What the peer says to have received on this path.
+/// Acknowledgement: datagrams that the peer says to have received on this path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckFrame {
     delay_us: u32,

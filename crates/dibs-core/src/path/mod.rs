@@ -55,14 +55,14 @@ const LEAST_SILENCE: Duration = Duration::from_millis(25);
 /// A path that was heard of within it need not prove that it works.
 const LEAST_PATIENCE: Duration = Duration::from_millis(10);
 
-/// What the outside world fixes about a path.
+/// Limits of a path that the outside world fixes.
 #[derive(Clone, Copy, Debug)]
 pub struct PathConfig {
     /// The longest datagram (UDP payload, bytes) that the local interface takes.
     pub longest: u16,
 }
 
-/// What keeps a path from sending.
+/// Obstacle that keeps a path from sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
     /// Nothing.
@@ -75,7 +75,7 @@ pub enum Blocked {
     Inactive,
 }
 
-/// What [`Path::on_timeout`] asks for.
+/// Action that [`Path::on_timeout`] asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimeoutAction {
     /// Nothing.
@@ -84,7 +84,7 @@ pub enum TimeoutAction {
     Probe,
 }
 
-/// What is known about a path. Bytes are of UDP payload.
+/// Statistics of a path. Bytes are of UDP payload.
 #[derive(Clone, Copy, Debug)]
 pub struct PathStats {
     /// How the path stands.
@@ -236,7 +236,7 @@ impl Path {
         self.liveness.silent_since()
     }
 
-    /// Whether a probe timeout has passed since the peer answered last: the path may be broken.
+    /// True if a probe timeout has passed since the peer answered last: the path may be broken.
     pub const fn is_unanswered(&self) -> bool {
         self.liveness.is_unanswered()
     }
@@ -288,7 +288,7 @@ impl Path {
         self.pacer.credit(now).min(self.window()) as usize
     }
 
-    /// What keeps the path from sending `wanted` bytes, or a burst of them.
+    /// Obstacle that keeps the path from sending `wanted` bytes, or a burst of them.
     pub fn blocked_until(&self, now: Time, wanted: usize) -> Blocked {
         if !self.liveness.is_active() {
             return Blocked::Inactive;
@@ -309,8 +309,8 @@ impl Path {
         self.bbr.cwnd().saturating_sub(self.in_flight)
     }
 
-    /// Whether datagrams are sent as capable of ECN: ECT(0) in their IP header. Not where the path has to show first
-    /// that it works.
+    /// True if datagrams are sent as capable of ECN: ECT(0) in their IP header. A path that has to show first that it
+    /// works sends none.
     pub fn is_ect(&self) -> bool {
         self.liveness.is_active() && !self.is_unanswered() && self.ecn.is_sent()
     }
@@ -495,7 +495,7 @@ impl Path {
         self.ecn.on_marked();
     }
 
-    /// Whether an acknowledgement should go now.
+    /// True if an acknowledgement should go now.
     pub fn ack_due(&self, now: Time) -> bool {
         self.received.due_at().is_some_and(|t| t <= now)
     }
@@ -542,9 +542,9 @@ impl Path {
         TimeoutAction::Probe
     }
 
-    /// Whether what goes by it should ask for an answer although it need not: nothing has come from the peer for
-    /// longer than a round trip, and nothing is under way that shows whether the path is broken. Otherwise TCP's
-    /// acknowledgements, which ask for none, would go by a path that is dead until it is next asked.
+    /// True if a datagram should ask for an answer although it need not: nothing has come from the peer for longer than
+    /// a round trip, and nothing is under way that shows whether the path is broken. TCP's acknowledgements ask for
+    /// none, and would go by a dead path until it is next asked.
     pub fn wants_proof(&self, now: Time) -> bool {
         let patience = self.rtt.smoothed().max(LEAST_PATIENCE);
         self.waiting == 0 && now.since(self.last.heard) > patience
@@ -596,7 +596,7 @@ impl Path {
         self.mtud.set_max(longest);
     }
 
-    /// What is known about the path.
+    /// Statistics of the path.
     pub fn stats(&self) -> PathStats {
         PathStats {
             state: self.state(),

@@ -3,7 +3,7 @@
 use crate::time::Time;
 use core::time::Duration;
 
-/// What every path is taken to carry (RFC 8899, 5.1.2; RFC 9000, 14).
+/// Bytes that every path is taken to carry (RFC 8899, 5.1.2; RFC 9000, 14).
 pub const BASE: u16 = 1200;
 
 /// Losses of one probe size after which it is taken not to pass (RFC 8899, 5.1.2).

@@ -59,12 +59,12 @@ impl Session {
         self.id
     }
 
-    /// Which end of its handshake we were.
+    /// Role of this end in the handshake.
     pub const fn role(&self) -> Role {
         self.agreement.role
     }
 
-    /// What the two ends agreed about unauthenticated data.
+    /// Integrity that both ends agreed on for unauthenticated data.
     pub const fn integrity(&self) -> Integrity {
         self.agreement.integrity
     }

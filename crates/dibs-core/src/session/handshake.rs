@@ -91,9 +91,9 @@ pub enum Dropped {
     Overload,
 }
 
-/// What came of a handshake datagram.
+/// Outcome of a handshake datagram.
 #[derive(Default)]
-pub struct Outcome {
+pub struct HandshakeOutcome {
     /// To be sent to where the datagram came from, never longer than it.
     pub reply: Option<Vec<u8>>,
     /// A new session.
@@ -109,7 +109,7 @@ pub struct Outcome {
     pub dropped: Option<Dropped>,
 }
 
-impl From<Dropped> for Outcome {
+impl From<Dropped> for HandshakeOutcome {
     fn from(reason: Dropped) -> Self {
         Self {
             dropped: Some(reason),
@@ -165,9 +165,9 @@ pub struct Established {
     pub peer: PeerId,
     /// The session's name.
     pub session: SessionId,
-    /// Which end we are.
+    /// Role of this end.
     pub role: Role,
-    /// What the peer says of itself.
+    /// Hello of the peer.
     pub hello: Hello,
     /// The roots of its epoch keys.
     pub epochs: EpochSecrets,
@@ -271,7 +271,7 @@ impl Sessions {
         datagram: &[u8],
         hello_for: impl FnOnce(PeerId) -> Hello,
         rng: &mut dyn Random,
-    ) -> Outcome {
+    ) -> HandshakeOutcome {
         match Message::parse(datagram) {
             Some(Message::Initiation(message)) => {
                 if let Err(reason) = self.check_initiation(&message) {
@@ -291,15 +291,15 @@ impl Sessions {
                     }
                 }
                 self.on_initiation(now, arrived.trusted, &message, hello_for, rng)
-                    .unwrap_or_else(Outcome::from)
+                    .unwrap_or_else(HandshakeOutcome::from)
             }
             Some(Message::Response(message)) => self
                 .on_response(now, arrived, &message, rng)
-                .unwrap_or_else(Outcome::from),
+                .unwrap_or_else(HandshakeOutcome::from),
             Some(Message::CookieReply(message)) => match self.on_cookie_reply(now, &message) {
-                Ok(peer) => Outcome {
+                Ok(peer) => HandshakeOutcome {
                     cookie_from: Some(peer),
-                    ..Outcome::default()
+                    ..HandshakeOutcome::default()
                 },
                 Err(reason) => reason.into(),
             },
@@ -327,19 +327,19 @@ impl Sessions {
         source: SocketAddr,
         message: &message::Initiation<'_>,
         rng: &mut dyn Random,
-    ) -> Outcome {
+    ) -> HandshakeOutcome {
         let cookie = self.jar.cookie(now, source, rng);
         let mut nonce = [0; NONCE_LEN];
         rng.fill(&mut nonce);
         let sealed = self.macs.seal_cookie(&nonce, message.mac1, &cookie);
-        Outcome {
+        HandshakeOutcome {
             reply: Some(message::emit_cookie_reply(
                 message.prologue.sender,
                 &nonce,
                 &sealed,
             )),
             dropped: Some(Dropped::CookieDemanded),
-            ..Outcome::default()
+            ..HandshakeOutcome::default()
         }
     }
 
@@ -350,7 +350,7 @@ impl Sessions {
         message: &message::Initiation<'_>,
         hello_for: impl FnOnce(PeerId) -> Hello,
         rng: &mut dyn Random,
-    ) -> Result<Outcome, Dropped> {
+    ) -> Result<HandshakeOutcome, Dropped> {
         let suite = Suite::from_wire(message.prologue.suite).ok_or(Dropped::Suite)?;
         let prologue = message.prologue.bytes();
         let mut noise = Noise::responder(&self.config.private, &prologue, random::secret(rng));
@@ -378,9 +378,9 @@ impl Sessions {
             if tells {
                 peer.outdated = Some(now);
             }
-            return Ok(Outcome {
+            return Ok(HandshakeOutcome {
                 outdated: tells.then_some((id, behind)),
-                ..Outcome::from(Dropped::Replayed)
+                ..HandshakeOutcome::from(Dropped::Replayed)
             });
         }
         peer.latest = Some(timestamp);
@@ -428,10 +428,10 @@ impl Sessions {
         peer.chain.on_answered(left, session.id());
         peer.sessions
             .install_answered(now, session, &mut self.indices);
-        Ok(Outcome {
+        Ok(HandshakeOutcome {
             reply: Some(reply),
             established: Some(established),
-            ..Outcome::default()
+            ..HandshakeOutcome::default()
         })
     }
 
@@ -441,7 +441,7 @@ impl Sessions {
         arrived: Arrived,
         message: &message::Response<'_>,
         rng: &mut dyn Random,
-    ) -> Result<Outcome, Dropped> {
+    ) -> Result<HandshakeOutcome, Dropped> {
         let Self {
             indices,
             peers,
@@ -508,9 +508,9 @@ impl Sessions {
         let used = used.map(|used| used.id());
         peer.chain.on_finished(sent.began, used, left, session.id());
         peer.sessions.install_initiated(session, &mut self.indices);
-        Ok(Outcome {
+        Ok(HandshakeOutcome {
             established: Some(established),
-            ..Outcome::default()
+            ..HandshakeOutcome::default()
         })
     }
 

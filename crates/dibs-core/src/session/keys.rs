@@ -114,7 +114,7 @@ impl Suite {
     }
 }
 
-/// What both ends agreed on about unauthenticated data (docs/protocol.md, 9).
+/// Integrity that both ends agreed on for unauthenticated data (docs/protocol.md, 9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum Integrity {
@@ -124,7 +124,7 @@ pub enum Integrity {
     Off = 1,
 }
 
-/// Which end of the handshake we are.
+/// Role of an end in the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Role {
     /// We sent message 1.
@@ -303,7 +303,7 @@ impl EpochSecrets {
 pub struct EpochKey(Secret);
 
 impl EpochKey {
-    /// What ends the initial buffer: HMAC-SHA1 with this key (Kato et al. 2019).
+    /// HMAC-SHA1 with this key, which ends the initial buffer (Kato et al. 2019).
     pub fn initial_mac(&self) -> [u8; 20] {
         let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, self.0.as_bytes());
         let mut mac = [0; 20];

@@ -54,7 +54,7 @@ const _: () = assert!(
     "no answer larger than its request"
 );
 
-/// Whether a datagram belongs to the handshake, by its type.
+/// True if a datagram belongs to the handshake, by its type.
 pub fn is_handshake(datagram: &[u8]) -> bool {
     matches!(
         datagram.first(),
@@ -62,8 +62,8 @@ pub fn is_handshake(datagram: &[u8]) -> bool {
     )
 }
 
-/// What an end says of itself in the handshake, encrypted and authenticated: trust labels, paths,
-/// instance id. The session does not look into it.
+/// Hello of an end in the handshake, encrypted and authenticated: trust labels, paths, instance id. The session does
+/// not look into it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hello(Vec<u8>);
 

@@ -33,7 +33,7 @@ mod tap;
 pub(crate) use rate_limit::{Bucket, Rate};
 
 pub use established::{REJECT_AFTER, Session};
-pub use handshake::{Arrived, Dropped, Established, Outcome, Way};
+pub use handshake::{Arrived, Dropped, Established, HandshakeOutcome, Way};
 pub use keys::{
     Direction, EpochKey, EpochSecrets, Integrity, KeyOrigin, PathId, Role, Secret, SessionId,
     Suite, TAG_LEN,

@@ -25,7 +25,7 @@ impl Default for ReplayWindow {
 }
 
 impl ReplayWindow {
-    /// Whether `seq` was neither accepted before nor lies below the window.
+    /// True if `seq` was not accepted before, and does not lie below the window.
     pub fn is_new(&self, seq: u64) -> bool {
         // The last number cannot have a `top` above it and is never sent.
         if seq >= self.top {

@@ -23,7 +23,7 @@ use super::replay::ReplayWindow;
 
 /// Bytes before the payload.
 pub const CLEAR_HEADER_LEN: usize = 16;
-/// What an authenticated datagram adds to payload and header block.
+/// Bytes that an authenticated datagram adds to payload and header block.
 pub const OVERHEAD: usize = CLEAR_HEADER_LEN + TAG_LEN;
 /// The longest header block that the shape field can tell.
 pub const MAX_HEADER_BLOCK: usize = 0x7fff;
@@ -109,7 +109,7 @@ pub struct Opened<'a> {
     pub header: &'a [u8],
     /// The payload, mutable so that a bump can be undone where it lies.
     pub payload: &'a mut [u8],
-    /// Whether the payload was encrypted, not only authenticated.
+    /// True if the payload was encrypted, not only authenticated.
     pub payload_inside: bool,
     /// False for a bare datagram: nothing in it is known to be the peer's.
     pub authenticated: bool,

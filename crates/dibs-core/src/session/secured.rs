@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dibs_settings::Handshake;
 
 use super::chain::ChainSecret;
-use super::handshake::{Dropped, Outcome};
+use super::handshake::{Dropped, HandshakeOutcome};
 use super::keys::{HandshakeKeys, KeyOrigin, Secret};
 use super::noise::Noise;
 use super::peer::{HandshakePeer, PeerId};
@@ -31,11 +31,11 @@ impl Sessions {
     }
 
     /// Outcome of a handshake that is refused for that.
-    pub(super) fn refused(&mut self, now: Time, id: PeerId, reason: Dropped) -> Outcome {
+    pub(super) fn refused(&mut self, now: Time, id: PeerId, reason: Dropped) -> HandshakeOutcome {
         let tells = reason == Dropped::Unsecured && self.tell_unsecured(now, id);
-        Outcome {
+        HandshakeOutcome {
             unsecured: tells.then_some(id),
-            ..Outcome::from(reason)
+            ..HandshakeOutcome::from(reason)
         }
     }
 }

@@ -15,7 +15,7 @@ use super::rate_limit::HandshakeLimiter;
 use super::seal::{self, KeyLimits, OpenError, Opened};
 use crate::time::Time;
 
-/// Who this node is, and what it wants of its sessions.
+/// Configuration of a node's sessions.
 pub struct Config {
     /// The node's static key; in a box, as what moves about leaves copies behind that nobody wipes.
     pub private: Box<StaticSecret>,
@@ -27,7 +27,7 @@ pub struct Config {
     pub handshake: Handshake,
 }
 
-/// What a datagram of data says of itself, which nobody has checked.
+/// Claim of a data datagram about itself, which nobody has checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     /// The receiver index.
@@ -153,8 +153,8 @@ impl Sessions {
         self.config.handshake != Handshake::Trusted
     }
 
-    /// Whether the owner is to be told that [nothing secures](super::Dropped::Unsecured) a handshake with a peer: true from
-    /// time to time.
+    /// True, from time to time, if the owner is to be told that [nothing secures](super::Dropped::Unsecured) a
+    /// handshake with a peer.
     pub fn tell_unsecured(&mut self, now: Time, id: PeerId) -> bool {
         let is_wanted = self.config.handshake == Handshake::Chained;
         is_wanted && self.peers[id.index()].tell_unsecured(now)
@@ -187,7 +187,7 @@ impl Sessions {
         self.peers[id.index()].sessions.poll_exhausted()
     }
 
-    /// What a data datagram says of itself.
+    /// Claim of a data datagram about itself.
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -61,9 +61,9 @@ fn end(offset: u64, len: usize, tcp_flags: u16) -> u64 {
     offset.saturating_add(len as u64 + u64::from(tcp_flags & flags::FIN != 0))
 }
 
-/// What became of a chunk.
+/// Outcome of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ChunkOutcome {
     /// Injected.
     Restored,
     /// Kept until what lies in front of it arrives.
@@ -155,7 +155,7 @@ impl RxStream {
         decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
-    ) -> Outcome {
+    ) -> ChunkOutcome {
         let outcome = match piece.solo {
             true => self.solo(piece, decoders, store, sink),
             false => self.chained(piece, decoders, store, sink),
@@ -170,7 +170,7 @@ impl RxStream {
         decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
-    ) -> Outcome {
+    ) -> ChunkOutcome {
         let mut decoder = decoders.solo(piece.epoch, piece.offset);
         let crc = decoders.has_crc().then_some(piece.crc);
         let awaited = Awaited {
@@ -182,16 +182,16 @@ impl RxStream {
         {
             if !restore(decoder.as_deref_mut(), piece.bytes, crc, room) {
                 self.overtaking.retract(store);
-                return Outcome::Contradiction;
+                return ChunkOutcome::Contradiction;
             }
             self.overtaking.wait_for(awaited);
-            return Outcome::Held;
+            return ChunkOutcome::Held;
         }
         let room = sink.room(piece.offset, piece.tcp, piece.bytes.len());
         if !restore(decoder.as_deref_mut(), piece.bytes, crc, room) {
             sink.retract();
             // A solo chunk says nothing about its epoch's chain.
-            return Outcome::Contradiction;
+            return ChunkOutcome::Contradiction;
         }
         self.alone_to = self.alone_to.max(piece.end());
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
@@ -205,7 +205,7 @@ impl RxStream {
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
             epoch.drain(store, sink);
         }
-        Outcome::Restored
+        ChunkOutcome::Restored
     }
 
     /// Whether a solo chunk came before what was sent before it: it stands in front of all that its epoch still awaits,
@@ -222,26 +222,26 @@ impl RxStream {
         decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
-    ) -> Outcome {
+    ) -> ChunkOutcome {
         let alone_to = self.alone_to;
         let Some(epoch) = self.epoch(piece.epoch, decoders, store, sink) else {
-            return Outcome::Duplicate;
+            return ChunkOutcome::Duplicate;
         };
         if epoch.broken {
-            return Outcome::Broken;
+            return ChunkOutcome::Broken;
         }
         if piece.end() <= epoch.loose {
             if epoch.inject(piece, sink) {
-                return Outcome::Restored;
+                return ChunkOutcome::Restored;
             }
             epoch.end(store);
-            return Outcome::Corrupt;
+            return ChunkOutcome::Corrupt;
         }
         if piece.first {
             match epoch.front.next() {
                 None if piece.early => {
                     let outcome = epoch.hold(piece, store);
-                    if outcome == Outcome::Held {
+                    if outcome == ChunkOutcome::Held {
                         epoch.held_start = Some(piece.offset);
                     }
                     return outcome;
@@ -250,42 +250,42 @@ impl RxStream {
                 None if epoch.held_start.is_some() => {
                     epoch.pass_start();
                     return match epoch.drain(store, sink) {
-                        true => Outcome::Duplicate,
-                        false => Outcome::Corrupt,
+                        true => ChunkOutcome::Duplicate,
+                        false => ChunkOutcome::Corrupt,
                     };
                 }
                 None => epoch.front.move_to(piece.offset),
                 // So far it brought no byte: a reset, perhaps sent twice.
                 Some(next) if next == piece.offset => {}
-                Some(next) if next < piece.offset => return Outcome::Contradiction,
-                Some(_) => return Outcome::Duplicate,
+                Some(next) if next < piece.offset => return ChunkOutcome::Contradiction,
+                Some(_) => return ChunkOutcome::Duplicate,
             }
         }
         match epoch.front.next() {
             Some(next) if next == piece.offset => {
                 if !epoch.restore(piece, sink) {
                     epoch.end(store);
-                    return Outcome::Corrupt;
+                    return ChunkOutcome::Corrupt;
                 }
                 if epoch.drain(store, sink) {
-                    Outcome::Restored
+                    ChunkOutcome::Restored
                 } else {
-                    Outcome::Corrupt
+                    ChunkOutcome::Corrupt
                 }
             }
             Some(next) if piece.offset < next => {
                 if piece.end() <= next {
-                    Outcome::Duplicate
+                    ChunkOutcome::Duplicate
                 } else {
-                    Outcome::Contradiction
+                    ChunkOutcome::Contradiction
                 }
             }
             _ => {
                 let outcome = epoch.hold(piece, store);
                 epoch.begin_behind(alone_to);
                 // Plain bytes of a solo chunk may already reach up to this piece.
-                if outcome == Outcome::Held && !epoch.drain(store, sink) {
-                    return Outcome::Corrupt;
+                if outcome == ChunkOutcome::Held && !epoch.drain(store, sink) {
+                    return ChunkOutcome::Corrupt;
                 }
                 outcome
             }
@@ -352,13 +352,13 @@ impl RxStream {
         }
     }
 
-    /// Where an epoch that is held back begins.
+    /// Start of an epoch that is held back.
     pub fn held_start(&self) -> Option<u64> {
         self.epochs.iter().find_map(|e| e.held_start)
     }
 
-    /// Whether something is held back until [`release_start`](Self::release_start): the start of an epoch, or solo chunks that
-    /// overtook others.
+    /// True if something is held back until [`release_start`](Self::release_start): the start of an epoch, or solo
+    /// chunks that overtook others.
     pub fn holds_back(&self) -> bool {
         self.held_start().is_some() || !self.overtaking.is_empty()
     }
@@ -371,7 +371,7 @@ impl RxStream {
         (!epoch.drain(store, sink)).then_some(epoch.number)
     }
 
-    /// Whether something waits for a gap to close.
+    /// True if something waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.epochs.iter().any(|e| !e.held.is_empty())
     }
@@ -551,12 +551,12 @@ impl Epoch {
         }
     }
 
-    fn hold(&mut self, piece: &Piece<'_>, store: &mut Store) -> Outcome {
+    fn hold(&mut self, piece: &Piece<'_>, store: &mut Store) -> ChunkOutcome {
         if self.held.contains(piece.offset) {
-            return Outcome::Duplicate;
+            return ChunkOutcome::Duplicate;
         }
         let Some(bytes) = store.take(piece.bytes, &mut self.used) else {
-            return Outcome::NoRoom;
+            return ChunkOutcome::NoRoom;
         };
         let held = Held {
             crc: piece.crc,
@@ -565,7 +565,7 @@ impl Epoch {
             bytes,
         };
         self.held.insert(piece.offset, held);
-        Outcome::Held
+        ChunkOutcome::Held
     }
 
     /// Whether `acked` lies beyond a gap in front of held pieces, which nothing will close then.

@@ -23,7 +23,7 @@ pub struct Position {
     pub ahead: u32,
     /// The chain begins here.
     pub first: bool,
-    /// What lies in front of the chain goes another way.
+    /// Bytes in front of the chain go another way.
     pub detached: bool,
     /// No more bytes than this go the same way.
     pub limit: usize,
@@ -36,7 +36,7 @@ impl Position {
     }
 }
 
-/// Where the local kernel's segments stand in the stream.
+/// Stream of the local kernel's segments.
 ///
 /// No plaintext is kept but what a chain needs of it.
 #[derive(Debug, Default)]
@@ -110,12 +110,12 @@ impl TxStream {
         self.chain = None;
     }
 
-    /// Whether the peer had so many chains broken that a new incarnation is due, before its epochs come to their end.
+    /// True if the peer had so many chains broken that a new incarnation is due, before its epochs come to their end.
     pub const fn is_worn(&self) -> bool {
         self.epoch >= WORN
     }
 
-    /// Whether `epoch` is the chain being sent.
+    /// True if `epoch` is the chain being sent.
     pub fn is_current(&self, epoch: u32) -> bool {
         self.chain.is_some() && self.epoch == epoch
     }
@@ -140,12 +140,12 @@ impl TxStream {
         self.top.wrapping_add_signed(distance + beyond)
     }
 
-    /// Whether bytes beyond `offset` have gone out.
+    /// True if bytes beyond `offset` have gone out.
     pub const fn is_passed(&self, offset: u64) -> bool {
         offset < self.top
     }
 
-    /// Whether the byte at `offset` is the chain's next, and not its first.
+    /// True if the byte at `offset` is the chain's next, and not its first.
     pub fn continues_at(&self, offset: u64) -> bool {
         let chain = self.chain.as_ref();
         chain.is_some_and(|c| c.next == offset && c.start != offset)
@@ -211,7 +211,7 @@ impl TxStream {
         self.solo_run = 0;
     }
 
-    /// Whether bytes at `offset` belong to the first `guarded` bytes of the current epoch.
+    /// True if bytes at `offset` belong to the first `guarded` bytes of the current epoch.
     pub fn is_guarded(&self, offset: u64, guarded: u64) -> bool {
         self.chain
             .as_ref()

@@ -1,4 +1,7 @@
 //! The UDP sockets of one path.
+//!
+//! By hand because quinn-udp 0.6 loses the ECN bits of coalesced receives, overwrites the DSCP of each send, and
+//! turns segmentation off for good after one failure.
 
 mod message;
 mod recv;

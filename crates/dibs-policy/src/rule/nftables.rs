@@ -1,4 +1,4 @@
-//! The printer for nftables: a rule as expressions of nf_tables.
+//! The printer for nftables: a rule as expressions of nf_tables. By hand because [`nft`](crate::nft) is.
 
 use std::net::IpAddr;
 

@@ -10,7 +10,7 @@ use crate::{ClassRule, Error, Family};
 /// A chain that no packet gets to, and that does not stay.
 const CHAIN: &str = "DIBS-PROBE";
 
-/// What the kernel makes of a rule.
+/// Rule as the kernel shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
     /// The families in which it is taken; one at least.

@@ -263,7 +263,10 @@ impl Pair {
 
     fn next_event(&self) -> Option<Time> {
         let began = self.now >= START;
-        let nodes = self.nodes.iter().map(Node::poll_timeout);
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|node| node.poll_timeout().map(|due| due.at));
         let others = [
             self.arrivals.next(),
             self.changes.front().map(|change| START + change.at),
@@ -278,7 +281,8 @@ impl Pair {
         self.spins = if now > self.now { 0 } else { self.spins + 1 };
         self.now = now;
         if self.spins > 1000 {
-            return Err("the hosts are busy doing nothing".into());
+            let due = self.nodes.each_ref().map(Node::poll_timeout);
+            return Err(format!("the hosts are busy doing nothing, due {due:?}"));
         }
         while self.changes.front().is_some_and(|c| START + c.at <= now) {
             let change = self.changes.pop_front().expect("it was just seen");
@@ -291,7 +295,7 @@ impl Pair {
         }
         let wall = Duration::from_secs(1_700_000_000) + now.since(Time::ZERO);
         for node in &mut self.nodes {
-            if node.poll_timeout().is_some_and(|t| t <= now) {
+            if node.poll_timeout().is_some_and(|due| due.at <= now) {
                 node.handle_timeout(now, wall);
             }
         }

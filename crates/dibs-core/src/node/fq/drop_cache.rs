@@ -1,4 +1,4 @@
-//! What CoDel dropped, until TCP has sent it again.
+//! Cache of segments that CoDel dropped, until TCP has sent them again.
 //!
 //! A drop tells TCP to slow down; that it repairs the loss soon is not sure. Linux takes back what it marked
 //! as lost as soon as an acknowledgement shows that some of it was only late (`tcp_undo_cwnd_reduction`), as
@@ -19,7 +19,7 @@ use crate::time::Time;
 /// Bytes of buffers that are kept, at most; what is due first goes for another one. It has to last for a few
 /// segments of each of a thousand flows: what goes too early TCP sends as well.
 pub(in crate::node) const MAX_DROPPED: usize = 16 << 20;
-/// What is due is kept.
+/// Invariant: each segment that is due is kept.
 const DUE: &str = "each that is due is kept";
 
 /// Segments that CoDel dropped and TCP has not sent again.
@@ -50,7 +50,7 @@ impl DropCache {
         self.memory
     }
 
-    /// Whether one more may be kept.
+    /// True if one more may be kept.
     pub(super) const fn has_room(&self, kept: &DroppedSegment) -> bool {
         self.memory + kept.buffer.len() <= MAX_DROPPED
     }

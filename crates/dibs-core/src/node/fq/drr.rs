@@ -7,11 +7,11 @@ use crate::slab::Key;
 /// One of the lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::node) enum List {
-    /// Those that had nothing to send before.
+    /// Flows that had nothing to send before.
     New,
     /// The others.
     Old,
-    /// Those whose turn it was when there was no room on a trusted path, which they need.
+    /// Flows whose turn it was when there was no room on a trusted path, which they need.
     TrustedOnly,
 }
 

@@ -1,4 +1,4 @@
-//! Which datagrams are of a path that there is, and what the peer asks when it opens one.
+//! Admission of datagrams by their path, and the questions of a peer that opens one.
 //!
 //! A path is trusted if both ends call it so, and each end knows only its own label. Where they disagree
 //! about one, whoever sits there may bring what one end asks on it to another path of the other end,
@@ -11,7 +11,7 @@ use dibs_wire::frame::{Frame, Frames};
 
 use super::{Full, GivenUp, Link, PathSet};
 use crate::counters::Counter;
-use crate::node::shared::Shared;
+use crate::node::shared::{Setup, Shared};
 use crate::path_index::PathIndex;
 use crate::session::{OVERHEAD, Opened};
 use crate::time::Time;
@@ -53,7 +53,7 @@ impl PathSet {
             Some(at)
                 if opened.authenticated
                     && self[at].is_accepting()
-                    && !self.may_ask_from(shared, arrival) =>
+                    && !self.may_ask_from(&shared.setup, arrival) =>
             {
                 Counter::PathRefused
             }
@@ -61,13 +61,13 @@ impl PathSet {
                 Counter::BareRefused
             }
             Some(at) => {
-                let may_ask = self.may_ask_from(shared, arrival);
+                let may_ask = self.may_ask_from(&shared.setup, arrival);
                 let link = &mut self[at];
                 if opened.authenticated {
                     link.on_source(now, shared, opened.seq, (from, may_ask), len);
                 }
                 link.bytes_received += len;
-                shared.note_carried(path, len);
+                shared.journal.note_carried(path, len);
                 return Ok(());
             }
         };
@@ -92,7 +92,7 @@ impl PathSet {
             shared.count(Counter::WrongPath);
             return given_up;
         };
-        if let Some(reason) = self.refusal(shared, arrival, trusted, to) {
+        if let Some(reason) = self.refusal(&shared.setup, arrival, trusted, to) {
             shared.count(reason);
             return given_up;
         }
@@ -128,7 +128,7 @@ impl PathSet {
         let id = link.id;
         let refused = match *frame {
             Frame::PathJoin { nonce, trusted, to } => {
-                let refused = self.refusal(shared, arrival, trusted, to);
+                let refused = self.refusal(&shared.setup, arrival, trusted, to);
                 if refused.is_none() {
                     self.links[at].on_join(now, shared, nonce, trusted);
                 }
@@ -176,32 +176,31 @@ impl PathSet {
         GivenUp::new()
     }
 
-    /// Whether the peer may ask for a path from there: on a trusted one from its endpoint only, where it
-    /// has one.
-    fn may_ask_from(&self, shared: &Shared, arrival: Arrival) -> bool {
+    /// True if the peer may ask for a path from there: on a trusted one from its endpoint only, where it has one.
+    fn may_ask_from(&self, setup: &Setup, arrival: Arrival) -> bool {
         let Arrival { path, from, .. } = arrival;
-        !shared.local[path].trusted || self.is_endpoint(path, from) != Some(false)
+        !setup.local[path].trusted || self.is_endpoint(path, from) != Some(false)
     }
 
     /// Why a path does not come about that the peer, which calls it `trusted`, asks for at our address
     /// `to`.
     fn refusal(
         &self,
-        shared: &Shared,
+        setup: &Setup,
         arrival: Arrival,
         trusted: bool,
         to: IpAddr,
     ) -> Option<Counter> {
-        if !self.may_ask_from(shared, arrival) {
+        if !self.may_ask_from(setup, arrival) {
             return Some(Counter::PathRefused);
         }
         let Arrival { path, from, .. } = arrival;
         // One that an end calls untrusted is so whichever it is.
-        if !trusted || !shared.local[path].trusted {
+        if !trusted || !setup.local[path].trusted {
             return None;
         }
-        let of = |at: PathIndex| shared.local[at].addresses.contains(&to);
-        let others = shared.local.iter().any(|(at, _)| at != path && of(at));
+        let of = |at: PathIndex| setup.local[at].addresses.contains(&to);
+        let others = setup.local.iter().any(|(at, _)| at != path && of(at));
         let told_apart = match (of(path), others) {
             (true, false) => true,
             (false, true) => false,
@@ -213,7 +212,7 @@ impl PathSet {
     }
 }
 
-/// Whether a frame has a meaning on a path that is not open.
+/// True if a frame has a meaning on a path that is not open.
 pub(in crate::node) const fn is_joining(frame: &Frame<'_>) -> bool {
     matches!(
         frame,

@@ -13,7 +13,7 @@ use self::moves::Roaming;
 use crate::chunk::Delayed;
 use crate::counters::Counter;
 use crate::node::notice::Event;
-use crate::node::shared::Shared;
+use crate::node::shared::{Journal, Setup, Shared};
 use crate::path::{Path, PathConfig, PathState};
 use crate::path_index::PathIndex;
 use crate::session::{MAX_DATAGRAM, PathId, PeerId, Random};
@@ -26,7 +26,7 @@ const MAX_RETRY: Duration = Duration::from_secs(1);
 /// long at most.
 const RETRY_SHARE: u32 = 64;
 const LONGEST_RETRY: Duration = Duration::from_secs(6);
-/// What is believed of a first round trip, which measures with all repetitions of the question.
+/// Limit of a first round trip, which is measured with all repetitions of the question.
 const LONGEST_TRIP: Duration = Duration::from_secs(1);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
@@ -134,7 +134,7 @@ pub(crate) struct Link {
     pub(crate) shares: VecDeque<Delayed>,
     /// The higher, the later it was chosen for something.
     pub(super) turn: u64,
-    /// It had room, but what waited would be there earlier by others.
+    /// A scheduler passed it over: it had room, but what waited would be there earlier by others.
     pub(super) passed_over: bool,
     /// Chunks that another path was given and this one carries, too.
     pub(crate) copies: VecDeque<Delayed>,
@@ -168,10 +168,10 @@ impl Link {
         remote: SocketAddr,
     ) -> Self {
         let mut nonce = [0; 8];
-        shared.rng.fill(&mut nonce);
+        shared.dice.rng.fill(&mut nonce);
         Self::new(
             now,
-            shared,
+            &shared.setup,
             id,
             local,
             remote,
@@ -195,13 +195,13 @@ impl Link {
         trusted: bool,
     ) -> Self {
         let mut challenge = [0; 8];
-        shared.rng.fill(&mut challenge);
+        shared.dice.rng.fill(&mut challenge);
         let stage = Stage::Accepting {
             nonce,
             challenge,
             retry: Retry::new(now),
         };
-        let mut link = Self::new(now, shared, id, local, remote, stage);
+        let mut link = Self::new(now, &shared.setup, id, local, remote, stage);
         link.trusted &= trusted;
         link.credit = AMPLIFICATION * len;
         link
@@ -209,21 +209,21 @@ impl Link {
 
     fn new(
         now: Time,
-        shared: &Shared,
+        setup: &Setup,
         id: PathId,
         local: PathIndex,
         remote: SocketAddr,
         stage: Stage,
     ) -> Self {
-        let longest = longest(shared.local[local].mtu, remote);
+        let longest = longest(setup.local[local].mtu, remote);
         let mut path = Path::new(now, PathConfig { longest });
-        path.set_rate_limit(shared.local[local].usage.rate);
-        path.set_probes(shared.probes_of(local));
+        path.set_rate_limit(setup.local[local].usage.rate);
+        path.set_probes(setup.probes_of(local));
         Self {
             id,
             local,
             remote,
-            trusted: shared.local[local].trusted,
+            trusted: setup.local[local].trusted,
             stage,
             path,
             bytes_received: 0,
@@ -243,7 +243,7 @@ impl Link {
         }
     }
 
-    /// Whether it may carry what the peers exchange.
+    /// True if it may carry what the peers exchange.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
@@ -266,12 +266,12 @@ impl Link {
         self
     }
 
-    /// Whether the peer asked for it and has not proved itself.
+    /// True if the peer asked for it and has not proved itself.
     pub(crate) const fn is_accepting(&self) -> bool {
         matches!(self.stage, Stage::Accepting { .. })
     }
 
-    /// Whether we asked for it and were not answered.
+    /// True if we asked for it and were not answered.
     pub(crate) const fn is_joining(&self) -> bool {
         matches!(self.stage, Stage::Joining { .. })
     }
@@ -281,9 +281,8 @@ impl Link {
         matches!(self.stage, Stage::Joining { retry, .. } if retry.tries >= times)
     }
 
-    /// Whether another path over the same interface is worth asking for: the peer has stopped
-    /// asking for this one, or does not answer by it, perhaps for it knows nothing of it, or knows
-    /// another by its id.
+    /// True if another path over the same interface is worth asking for: the peer has stopped asking for this one, or
+    /// does not answer by it, perhaps for it knows nothing of it, or knows another by its id.
     pub(crate) fn is_lost(&self) -> bool {
         match self.stage {
             Stage::Joining { retry, .. } => retry.tries >= JOINS,
@@ -303,21 +302,21 @@ impl Link {
         self.moved = false;
     }
 
-    /// Whether it was open, and the peer has been silent on it for seconds.
+    /// True if it was open, and the peer has been silent on it for seconds.
     pub(crate) fn is_down(&self) -> bool {
         self.is_open() && self.path.state() == PathState::Down
     }
 
     /// True if the peer answers by this path.
-    pub(crate) fn is_alive(&self, shared: &Shared) -> bool {
+    pub(crate) fn is_alive(&self, setup: &Setup) -> bool {
         self.is_open()
-            && shared.local[self.local].is_usable()
+            && setup.local[self.local].is_usable()
             && self.path.state() == PathState::Active
     }
 
     /// True if new data may go by it.
-    pub(crate) fn is_active(&self, shared: &Shared) -> bool {
-        self.is_alive(shared) && !shared.local[self.local].usage.spent && !self.spent_there
+    pub(crate) fn is_active(&self, setup: &Setup) -> bool {
+        self.is_alive(setup) && !setup.local[self.local].usage.spent && !self.spent_there
     }
 
     /// True if the peer wants nothing of connections by this path.
@@ -326,8 +325,8 @@ impl Link {
     }
 
     /// The type of the frame that asks by it for an acknowledgement.
-    pub(in crate::node) fn ping(&self, shared: &Shared) -> u8 {
-        match shared.local[self.local].usage.spent {
+    pub(in crate::node) fn ping(&self, setup: &Setup) -> u8 {
+        match setup.local[self.local].usage.spent {
             true => frame::PING_SPENT,
             false => frame::PING,
         }
@@ -338,12 +337,12 @@ impl Link {
         self.spent_there = spent_there;
     }
 
-    /// What the user is shown.
-    pub(crate) fn state_name(&self, shared: &Shared) -> &'static str {
+    /// Name of its state, as the user is shown it.
+    pub(crate) fn state_name(&self, setup: &Setup) -> &'static str {
         if !self.is_open() {
             return "joining";
         }
-        let local = &shared.local[self.local];
+        let local = &setup.local[self.local];
         if !local.is_usable() || local.usage.spent {
             return "down";
         }
@@ -356,10 +355,10 @@ impl Link {
 
     /// Tells the owner if the state is not what it was told last.
     pub(crate) fn note_state(&mut self, shared: &mut Shared, peer: PeerId) {
-        let state = self.state_name(shared);
+        let state = self.state_name(&shared.setup);
         if state != self.shown {
             self.shown = state;
-            shared.events.push(Event::Path {
+            shared.journal.events.push(Event::Path {
                 peer: peer.index(),
                 path: self.local.get(),
                 state,
@@ -402,25 +401,25 @@ impl Link {
         self.probe = true;
     }
 
-    /// Whether a datagram that asks for an acknowledgement is due; it goes now.
+    /// True if a datagram that asks for an acknowledgement is due; it goes now.
     pub(crate) fn take_probe(&mut self) -> bool {
         self.is_open() && std::mem::take(&mut self.probe)
     }
 
-    /// Whether anything is due by it beside an acknowledgement.
+    /// True if anything is due by it beside an acknowledgement.
     pub(crate) fn has_frames(&self) -> bool {
         !self.frames.is_empty() || (self.is_open() && self.probe)
     }
 
     /// Queues a frame that goes by this path.
-    pub(crate) fn push_frame(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
+    pub(crate) fn push_frame(&mut self, journal: &mut Journal, frame: &Frame<'_>) {
         let mut bytes = [0; 64];
         let mut w = Writer::new(&mut bytes);
         frame::encode(frame, &mut w);
         let len = w.len();
         // What a peer can make us answer is bounded.
         if self.frames.len() + len > MAX_FRAMES {
-            return shared.count(Counter::PathFrameDropped);
+            return journal.count(Counter::PathFrameDropped);
         }
         self.frames.extend_from_slice(&bytes[..len]);
     }
@@ -438,7 +437,7 @@ impl Link {
 
     /// Repeats what has not been answered.
     pub(crate) fn on_timer(&mut self, now: Time, shared: &mut Shared) {
-        let label = shared.local[self.local].trusted;
+        let label = shared.setup.local[self.local].trusted;
         match &mut self.stage {
             Stage::Joining { nonce, retry } if retry.at <= now => {
                 retry.next(now);
@@ -447,7 +446,7 @@ impl Link {
                     trusted: label,
                     to: self.remote.ip(),
                 };
-                self.push_frame(shared, &frame);
+                self.push_frame(&mut shared.journal, &frame);
             }
             Stage::Accepting {
                 nonce,
@@ -462,7 +461,7 @@ impl Link {
                 };
                 // What could not be sent for want of credit is of no use any more.
                 self.frames.clear();
-                self.push_frame(shared, &frame);
+                self.push_frame(&mut shared.journal, &frame);
             }
             _ => {}
         }
@@ -492,15 +491,15 @@ impl Link {
             } => {
                 *known = nonce;
                 retry.begin_again(now);
-                self.trusted = shared.local[self.local].trusted && trusted;
+                self.trusted = shared.setup.local[self.local].trusted && trusted;
             }
             // The peer missed our confirmation of its own challenge, or the other way round: it
             // proved itself before; the label can only fall.
             Stage::Open => {
                 self.trusted &= trusted;
-                let label = shared.local[self.local].trusted;
+                let label = shared.setup.local[self.local].trusted;
                 self.push_frame(
-                    shared,
+                    &mut shared.journal,
                     &Frame::PathAccept {
                         nonce,
                         challenge: [0; 8],
@@ -516,7 +515,7 @@ impl Link {
     pub(crate) fn on_taken(
         &mut self,
         now: Time,
-        shared: &Shared,
+        setup: &Setup,
         seq: u64,
         verdict: Verdict,
         marked: bool,
@@ -525,7 +524,7 @@ impl Link {
         if verdict.used {
             self.path.on_used(now);
             // The peer does not know that it is not to.
-            self.probe |= shared.local[self.local].usage.spent;
+            self.probe |= setup.local[self.local].usage.spent;
         }
         if marked {
             self.path.on_marked();
@@ -556,14 +555,14 @@ impl Link {
                 self.stage = Stage::Open;
                 self.path.on_validated(now, retry.round_trip(now));
                 self.answered = Some(challenge);
-                self.push_frame(shared, &Frame::PathConfirm { challenge });
+                self.push_frame(&mut shared.journal, &Frame::PathConfirm { challenge });
                 true
             }
             // Our confirmation was lost; or somebody had our question answered at another
             // interface, and brought us that answer.
             Stage::Open => {
                 if self.answered == Some(challenge) {
-                    self.push_frame(shared, &Frame::PathConfirm { challenge });
+                    self.push_frame(&mut shared.journal, &Frame::PathConfirm { challenge });
                 }
                 true
             }
@@ -589,8 +588,8 @@ impl Link {
         }
     }
 
-    /// Whether a bare datagram may be one of the peer's: it comes from where the peer is, and its
-    /// number is one that may have been sent. A forged one must not acknowledge a far future.
+    /// True if a bare datagram may be one of the peer's: it comes from where the peer is, and its number is one that
+    /// may have been sent. A forged one must not acknowledge a far future.
     pub(crate) fn expects_bare(&self, seq: u64, from: SocketAddr) -> bool {
         from == self.remote && seq <= self.highest.saturating_add(BARE_AHEAD)
     }

@@ -70,7 +70,7 @@ impl Receiver {
         share: &Share,
         bytes: &[u8],
     ) -> bool {
-        let bumps = Arc::clone(&cx.shared.bumps);
+        let bumps = Arc::clone(&cx.shared.setup.bumps);
         let bump = bumps.named(share.bump);
         let Some((bump, split)) = bump.and_then(|bump| Some((bump.number, bump.split()?))) else {
             cx.shared.count(Counter::BumpUnknown);
@@ -176,7 +176,10 @@ impl Receiver {
         piece: &Frame<'_>,
         protection: Protection,
     ) -> Result<(Vec<u8>, usize), bool> {
-        let reason = match self.reassembly.add(cx.now, cx.shared, piece, protection) {
+        let reason = match self
+            .reassembly
+            .add(cx.now, &mut cx.shared.journal, piece, protection)
+        {
             Assembled::Whole(bytes, header) => return Ok((bytes, header)),
             Assembled::Partly => return Err(true),
             Assembled::NoRoom => Counter::StoreFull,
@@ -187,7 +190,7 @@ impl Receiver {
     }
 }
 
-/// Whether a piece with this number is one of a packet that is carried whole.
+/// True if a piece with this number is one of a packet that is carried whole.
 const fn is_opaque(id: u32) -> bool {
     id.is_multiple_of(2)
 }
@@ -218,17 +221,22 @@ fn judge<'a>(
         Packet::Tcp(s) => (s.tuple.src, s.tuple.dst),
         Packet::Opaque(o) => (o.src, o.dst),
     };
-    let bump = cx.shared.bumps.named(bump).ok_or(Counter::BumpUnknown)?;
+    let bump = cx
+        .shared
+        .setup
+        .bumps
+        .named(bump)
+        .ok_or(Counter::BumpUnknown)?;
     if !protection.satisfies(bump) {
         return Err(Counter::CoverMissing);
     }
-    if !cx.hosts.may_reach(cx.shared, src, dst) {
+    if !cx.hosts.may_reach(&cx.shared.setup, src, dst) {
         return Err(Counter::InnerAddress);
     }
     if let Packet::Opaque(opaque) = &packet {
-        cx.hosts.may_come(cx.shared, opaque)?;
+        cx.hosts.may_come(&cx.shared.setup, opaque)?;
     }
-    match cx.hosts.refuses_whole(cx.shared, &packet) {
+    match cx.hosts.refuses_whole(&cx.shared.setup, &packet) {
         true => Err(Counter::ConnectionRefused),
         false => Ok((bump.number, bytes)),
     }

@@ -52,7 +52,7 @@ pub(super) fn incoming<'a>(
         received: &mut conn.stats.bytes_received,
         last: 0,
     };
-    let bump = shared.bumps.of(conn.bump);
+    let bump = shared.setup.bumps.of(conn.bump);
     let decoders = IncomingDecoders::new(bump, secrets, *flow, *incarnation);
     Some((stream, decoders, sink))
 }

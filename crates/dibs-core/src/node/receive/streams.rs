@@ -13,10 +13,10 @@ use crate::flow::conn::Incoming;
 use crate::flow::echo_filter;
 use crate::node::hosts::begins;
 use crate::node::protection::Protection;
-use crate::node::shared::Shared;
+use crate::node::shared::Journal;
 use crate::path_index::PathIndex;
 use crate::slab::Key;
-use crate::stream::rx::{Outcome, Piece, RxStream};
+use crate::stream::rx::{ChunkOutcome, Piece, RxStream};
 
 /// Bytes of notices that wait to be sent, at most.
 const MAX_NOTICES: usize = 512;
@@ -43,7 +43,10 @@ impl Receiver {
         }
         let Some(open) = open else {
             cx.shared.count(Counter::FlowUnknown);
-            self.notice(cx.shared, &Frame::FlowUnknown { flow, incarnation });
+            self.notice(
+                &mut cx.shared.journal,
+                &Frame::FlowUnknown { flow, incarnation },
+            );
             return Err(false);
         };
         self.open_incoming(cx, (flow, incarnation), open)
@@ -55,13 +58,13 @@ impl Receiver {
         (flow, incarnation): (FlowId, u16),
         open: &Open,
     ) -> Result<Key, bool> {
-        let Some(bump) = { cx.shared.bumps.named(open.bump) }.map(|bump| bump.number) else {
+        let Some(bump) = { cx.shared.setup.bumps.named(open.bump) }.map(|bump| bump.number) else {
             cx.shared.count(Counter::BumpUnknown);
             return Err(true);
         };
         if !cx
             .hosts
-            .may_reach(cx.shared, open.tuple.src, open.tuple.dst)
+            .may_reach(&cx.shared.setup, open.tuple.src, open.tuple.dst)
         {
             cx.shared.count(Counter::InnerAddress);
             return Err(true);
@@ -69,7 +72,10 @@ impl Receiver {
         let Some(secrets) = cx.association.secrets(open.session).cloned() else {
             // Opened under a session that is gone: to be opened again under this one.
             cx.shared.count(Counter::FlowUnknown);
-            self.notice(cx.shared, &Frame::FlowUnknown { flow, incarnation });
+            self.notice(
+                &mut cx.shared.journal,
+                &Frame::FlowUnknown { flow, incarnation },
+            );
             return Err(false);
         };
         let key = self.conn(cx, open.tuple.reversed(), bump);
@@ -103,7 +109,7 @@ impl Receiver {
             Err(taken) => return taken && protection != Protection::None,
         };
         let (conn, tuple, floor) = cx.flows.with_ends(key).expect("it was just found");
-        if cx.hosts.refuses(cx.shared, tuple, chunk.tcp.flags) {
+        if cx.hosts.refuses(&cx.shared.setup, tuple, chunk.tcp.flags) {
             cx.shared.count(Counter::ConnectionRefused);
             return protection != Protection::None;
         }
@@ -115,7 +121,7 @@ impl Receiver {
             cx.shared.count(Counter::PeerContradiction);
             return true;
         }
-        if !protection.satisfies(cx.shared.bumps.of(conn.bump)) {
+        if !protection.satisfies(cx.shared.setup.bumps.of(conn.bump)) {
             cx.shared.count(Counter::CoverMissing);
             return protection != Protection::None;
         }
@@ -145,29 +151,32 @@ impl Receiver {
             .expect("an incoming flow leads to its connection");
         let held_back = stream.holds_back();
         match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
-            Outcome::Restored => {}
-            Outcome::Held => {
+            ChunkOutcome::Restored => {}
+            ChunkOutcome::Held => {
                 if !held_back && stream.holds_back() {
                     self.hold_start(cx.now, key, chunk.solo);
                 }
             }
-            Outcome::Duplicate => cx.shared.count(Counter::ChunkDuplicate),
-            Outcome::NoRoom => {
+            ChunkOutcome::Duplicate => cx.shared.count(Counter::ChunkDuplicate),
+            ChunkOutcome::NoRoom => {
                 cx.shared.count(Counter::StoreFull);
                 return false;
             }
-            Outcome::Broken => {
+            ChunkOutcome::Broken => {
                 cx.shared.count(Counter::EpochEnded);
                 self.report_broken_epoch(cx, key, chunk.epoch);
             }
-            Outcome::Corrupt => {
+            ChunkOutcome::Corrupt => {
                 cx.shared.count(Counter::CrcMismatch);
                 self.report_broken_epoch(cx, key, chunk.epoch);
             }
-            Outcome::Contradiction => cx.shared.count(Counter::PeerContradiction),
+            ChunkOutcome::Contradiction => cx.shared.count(Counter::PeerContradiction),
         }
         let abandoned = self.store.take_abandoned();
-        cx.shared.counters.add(Counter::EpochEnded, abandoned);
+        cx.shared
+            .journal
+            .counters
+            .add(Counter::EpochEnded, abandoned);
         true
     }
 
@@ -190,11 +199,11 @@ impl Receiver {
         if tcp.flags & flags::SYN != 0 && before != Some(segment.incarnation) {
             floor.begin(&tcp);
         }
-        if cx.hosts.refuses(cx.shared, tuple, tcp.flags) {
+        if cx.hosts.refuses(&cx.shared.setup, tuple, tcp.flags) {
             cx.shared.count(Counter::ConnectionRefused);
             return true;
         }
-        if !protection.satisfies(cx.shared.bumps.of(conn.bump)) {
+        if !protection.satisfies(cx.shared.setup.bumps.of(conn.bump)) {
             cx.shared.count(Counter::CoverMissing);
             return true;
         }
@@ -224,11 +233,11 @@ impl Receiver {
     pub(super) fn report_broken_epoch(&mut self, cx: &mut ReceiveCx<'_>, key: Key, epoch: u32) {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
         if let Some(broken) = conn.report_broken(cx.now, epoch) {
-            self.notice(cx.shared, &broken);
+            self.notice(&mut cx.shared.journal, &broken);
         }
     }
 
-    fn notice(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
+    fn notice(&mut self, journal: &mut Journal, frame: &Frame<'_>) {
         let mut bytes = [0; 32];
         let mut w = Writer::new(&mut bytes);
         frame::encode(frame, &mut w);
@@ -236,7 +245,7 @@ impl Receiver {
         if self.notices.len() + len <= MAX_NOTICES {
             self.notices.extend_from_slice(&bytes[..len]);
         } else {
-            shared.count(Counter::NoticeDropped);
+            journal.count(Counter::NoticeDropped);
         }
     }
 }

@@ -128,7 +128,7 @@ fn a_packet_ends_where_it_says() {
     let (_, mut cx) = peers[0].receiving(now, shared);
     take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
     assert!(shared.injector.pop().is_none());
-    assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
+    assert_eq!(shared.journal.counters.get(Counter::FrameMalformed), 1);
 }
 
 #[test]
@@ -147,7 +147,10 @@ fn crumbs_are_refused() {
         let (receiver, mut cx) = peers[0].receiving(now, shared);
         assert!(receiver.take_inner(&mut cx, &fragment, Protection::Encrypted));
     }
-    assert_eq!(shared.counters.get(Counter::PeerContradiction), 200 - 128);
+    assert_eq!(
+        shared.journal.counters.get(Counter::PeerContradiction),
+        200 - 128
+    );
 }
 
 /// What `share` promises of each byte: pieces that did not come by shares complete nothing that did, whichever
@@ -203,9 +206,9 @@ fn pieces_with_another_cover_are_of_another_whole() {
         let bytes = &out.frame()[dibs_wire::virtio::LEN..];
         assert_eq!((bytes[48], bytes[99]), (front, back));
         // The others are no less whole, and not covered as the bump wants.
-        assert_eq!(shared.counters.get(Counter::CoverMissing), 0);
+        assert_eq!(shared.journal.counters.get(Counter::CoverMissing), 0);
         assert!(take(shared, other, 4, Protection::Encrypted).is_none());
-        assert_eq!(shared.counters.get(Counter::CoverMissing), 1);
+        assert_eq!(shared.journal.counters.get(Counter::CoverMissing), 1);
         assert_eq!(peers[0].receiver.in_pieces(), (0, 0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! What carries a send: one path, or several that behave as one, each of which carries a share of what is split.
+//! Carrier of a send: one path, or several that behave as one, each of which carries a share of what is split.
 
 use dibs_wire::frame;
 use smallvec::SmallVec;
@@ -22,7 +22,7 @@ pub(super) type Links = SmallVec<[usize; 4]>;
 pub(super) struct Carrier<'a> {
     /// Their indices among the links.
     pub(super) links: Links,
-    /// What makes the shares for them.
+    /// Split that makes the shares for them.
     pub(super) split: Option<&'a dyn Split>,
     /// Bytes that each of them may carry now.
     pub(super) budget: usize,

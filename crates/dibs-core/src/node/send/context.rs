@@ -1,4 +1,4 @@
-//! What all steps of a turn work on.
+//! Context that all steps of a turn work on.
 
 use super::datagram::{Asks, Seal, Sealer};
 use crate::chunk::Placement;
@@ -11,13 +11,13 @@ use crate::session::{CLEAR_HEADER_LEN, OVERHEAD};
 use crate::time::Time;
 
 /// See the module.
-pub(super) struct SendCx<'a> {
-    pub(super) now: Time,
-    pub(super) shared: &'a mut Shared,
-    pub(super) sealer: Sealer<'a>,
-    pub(super) paths: &'a mut PathSet,
-    pub(super) flows: &'a mut FlowTable,
-    pub(super) in_flight: &'a mut InFlight,
+pub(in crate::node) struct SendCx<'a> {
+    pub(in crate::node) now: Time,
+    pub(in crate::node) shared: &'a mut Shared,
+    pub(in crate::node) sealer: Sealer<'a>,
+    pub(in crate::node) paths: &'a mut PathSet,
+    pub(in crate::node) flows: &'a mut FlowTable,
+    pub(in crate::node) in_flight: &'a mut InFlight,
 }
 
 impl SendCx<'_> {
@@ -36,7 +36,7 @@ impl SendCx<'_> {
 
     /// The path for what no flow waits for, and its budget; none if it has to wait.
     pub(super) fn choose(&mut self, wanted: &Wanted) -> Option<(usize, usize)> {
-        match self.paths.choose(self.shared, self.now, wanted) {
+        match self.paths.choose(&self.shared.setup, self.now, wanted) {
             Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
                 self.paths.wait_until(at);
@@ -49,7 +49,7 @@ impl SendCx<'_> {
     /// Placement of the daemons' messages: trusted paths, or any as long as none of those carries anything. They are
     /// encrypted whole, so this is no matter of secrecy: a trusted path is not so easily cut.
     pub(super) fn message_placement(&self) -> Placement {
-        match self.paths.has_trusted(self.shared) {
+        match self.paths.has_trusted(&self.shared.setup) {
             true => Placement::TrustedOnly,
             false => Placement::Any,
         }
@@ -57,6 +57,7 @@ impl SendCx<'_> {
 
     /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
     pub(super) fn is_lax(&self) -> bool {
-        !self.shared.policy.hold_without_trusted && !self.paths.has_trusted(self.shared)
+        !self.shared.setup.policy.hold_without_trusted
+            && !self.paths.has_trusted(&self.shared.setup)
     }
 }

@@ -19,7 +19,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, messages: &mut Messages) -> Option<Out> 
     }
     let at = cx
         .paths
-        .quickest(cx.shared, cx.message_placement(), Kind::Message)?;
+        .quickest(&cx.shared.setup, cx.message_placement(), Kind::Message)?;
     let key = cx.in_flight.add_message(messages.pop()?);
     transmit(cx, at, key)
 }

@@ -15,15 +15,18 @@ use crate::slab::Key;
 /// by a quicker path.
 const MAX_COPIES: usize = 256;
 
-/// What a run of `redundant` has just sent is to go by the other paths, too, as far as each chunk's placement allows: those of
-/// the batch that were added as `from` and later.
+/// Lets the other paths carry, too, what a run of `redundant` has just sent, as far as each chunk's placement allows:
+/// the chunks of the batch that were added as `from` and later.
 pub(super) fn note(cx: &mut SendCx<'_>, by: usize, batch: Key, from: Key) {
     let sent_in = |content: &Content| matches!(content, Content::Chunk(c) if c.batch == batch);
     for (key, pending) in cx.in_flight.since(from) {
         if !sent_in(&pending.content) {
             continue;
         }
-        for at in cx.paths.carriers(cx.shared, pending.placement, Kind::New) {
+        for at in cx
+            .paths
+            .carriers(&cx.shared.setup, pending.placement, Kind::New)
+        {
             if at == by {
                 continue;
             }
@@ -47,7 +50,7 @@ fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
         return None;
     }
     let mut copies = std::mem::take(&mut link.copies);
-    if !link.is_active(cx.shared) {
+    if !link.is_active(&cx.shared.setup) {
         return None;
     }
     let placement = Placement::Only(link.id);
@@ -81,7 +84,9 @@ fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
 
 fn shape_of(cx: &SendCx<'_>, at: usize, key: Key) -> Option<Shape> {
     let pending = cx.in_flight.get(key)?;
-    let carriers = cx.paths.carriers(cx.shared, pending.placement, Kind::New);
+    let carriers = cx
+        .paths
+        .carriers(&cx.shared.setup, pending.placement, Kind::New);
     if !carriers.contains(&at) {
         return None;
     }

@@ -8,10 +8,11 @@ use smallvec::SmallVec;
 use super::carrier::SHARE_OVERHEAD;
 use super::datagram::{Asks, MAX_SHORTFALL, NOT_BARE, Seal, Sealer, Shape, padding};
 use super::path_frames::{MAX_ACK, put_ack};
+use super::plan::Plan;
 use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::{Shares, share_frame};
-use crate::bump::{Bump, Split};
+use crate::bump::Split;
 use crate::chunk::{ChainId, Chunk, Content, Placement, SegmentMeta, ShareOf};
 use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::queue::Rest;
@@ -31,9 +32,8 @@ pub(super) struct Cutter<'a, 'r, 's> {
     pub(super) sealer: &'a mut Sealer<'s>,
     pub(super) in_flight: &'a mut InFlight,
     pub(super) to: To<'a>,
-    pub(super) bump: &'a Bump,
-    /// With a chain, how many bytes at the start of an epoch are for trusted paths.
-    pub(super) guarded: Option<u64>,
+    /// Plan of the first piece, by which the path was chosen.
+    pub(super) head: Option<Plan>,
     /// Chained bytes go without a tag.
     pub(super) bare: bool,
     pub(super) open: Option<Open>,
@@ -41,7 +41,7 @@ pub(super) struct Cutter<'a, 'r, 's> {
     pub(super) sent: u64,
 }
 
-/// Where the pieces go.
+/// Destination of the pieces.
 pub(super) enum To<'a> {
     /// By one path. What only a trusted one may carry and this one is not waits.
     Link(&'a mut Link, &'a mut RetransmitQueue),
@@ -89,12 +89,11 @@ impl<'s> Whole<'s> {
 struct Piece<'s> {
     bytes: &'s [u8],
     tcp: TcpFields<'s>,
-    position: Position,
-    placement: Placement,
+    plan: Plan,
     withheld: bool,
     /// The segment ends with it.
     last: bool,
-    /// It waits for a trusted path.
+    /// Left out of the run, until a trusted path has room.
     deferred: bool,
     shape: Shape,
     /// Bytes of the chunk's frame, with which the header block begins, and of the acknowledgement behind it.
@@ -104,7 +103,8 @@ struct Piece<'s> {
 
 impl Piece<'_> {
     fn solo_at(&self) -> Option<u64> {
-        self.position.solo.then_some(self.position.offset)
+        let Position { solo, offset, .. } = self.plan.position;
+        solo.then_some(offset)
     }
 
     fn meta(&self, conn: Key, out: &Outgoing) -> SegmentMeta {
@@ -125,7 +125,7 @@ impl Piece<'_> {
             first,
             detached,
             ..
-        } = self.position;
+        } = self.plan.position;
         Chunk {
             offset,
             batch,
@@ -159,12 +159,12 @@ impl Cutter<'_, '_, '_> {
                 self.run.full = true;
                 return false;
             }
-            let due = self.guarded.is_some() && out.until_trusted <= 0;
-            let Some(piece) = self.plan(out, &whole, rest, due) else {
+            let Some(piece) = self.piece(out, &whole, rest) else {
                 self.run.full = true;
                 return false;
             };
-            stats.retransmissions += u64::from(piece.position.solo);
+            let Position { offset, solo, .. } = piece.plan.position;
+            stats.retransmissions += u64::from(solo);
             if piece.deferred {
                 self.defer(out, &piece);
             } else if !self.put(out, &piece, &mut meta) {
@@ -176,18 +176,16 @@ impl Cutter<'_, '_, '_> {
             let len = piece.bytes.len();
             let fin = piece.last && whole.tcp.flags & flags::FIN != 0;
             let numbers = len as u64 + u64::from(fin);
-            out.stream
-                .advance(piece.position.offset, numbers, piece.position.solo);
+            out.stream.advance(offset, numbers, solo);
             if piece.deferred || matches!(&self.to, To::Link(link, _) if link.trusted) {
                 stats.bytes_trusted += len as u64;
             }
-            if self.guarded.is_some() {
-                out.until_trusted += match due {
-                    true => next_trusted(self.shared, len),
-                    false => -(len as i64),
-                };
+            if self.run.bump.chain().is_some() {
+                let next = || next_trusted(self.shared, len);
+                out.schedule.on_chunk(len, next);
             }
-            out.credit.spend(piece.shape.len() * self.run.batches.len());
+            out.schedule
+                .spend(piece.shape.len() * self.run.batches.len());
             rest.advance(len);
             if piece.last || self.run.full {
                 return piece.last;
@@ -197,25 +195,23 @@ impl Cutter<'_, '_, '_> {
 
     /// The next piece of a segment; none if it does not fit the run.
     #[inline]
-    fn plan<'s>(
+    fn piece<'s>(
         &mut self,
         out: &mut Outgoing,
         whole: &Whole<'s>,
         rest: &Rest,
-        due: bool,
     ) -> Option<Piece<'s>> {
         let total = whole.payload.len();
         let done = total - rest.left;
-        let offset = whole.base + done as u64;
-        let position = out.stream.position(offset, rest.left.max(1));
-        let guarded = self
-            .guarded
-            .is_some_and(|bytes| position.solo || out.stream.is_guarded(offset, bytes));
-        let placement = match due || guarded {
-            true => Placement::TrustedOnly,
-            false => Placement::Any,
-        };
-        let allowed = self.run.allowed || placement == Placement::Any;
+        let at = (whole.base + done as u64, rest.left);
+        let is_full = matches!(&self.to, To::Link(_, lost) if lost.is_full());
+        let plan = self.head.take();
+        let plan = plan.unwrap_or_else(|| Plan::of(out, self.run.bump, at, is_full));
+        if plan.is_strict && !self.run.allowed {
+            return None;
+        }
+        let deferred = plan.placement == Placement::TrustedOnly && !self.run.allowed;
+        let position = &plan.position;
         let bare = whole.may_be_bare && position.is_inside() && self.may_be_bare();
         let carrier = &self.run.carrier;
         let front = carrier.front();
@@ -233,26 +229,24 @@ impl Cutter<'_, '_, '_> {
             header: frame,
             tag,
         };
-        let acks = match last && out.queue.is_empty() && allowed && !bare {
+        let acks = match last && out.queue.is_empty() && !deferred && !bare {
             true => self.acknowledge(shape.len()),
             false => 0,
         };
         shape.header += acks;
-        if self.bump.is_padded() {
+        if self.run.bump.is_padded() {
             shape.header += padding(shape.len(), self.run.longest);
         }
         let short = self.run.stride.saturating_sub(shape.len());
         if short <= self.run.stride / MAX_SHORTFALL {
             shape.header += short;
         }
-        let deferred = !allowed && !guarded && self.may_defer();
         // The datagrams of one send are equally long, but for the last.
         let fits = self.run.pieces == 0 || shape.len() <= self.run.stride;
-        ((allowed || deferred) && fits).then(|| Piece {
+        fits.then(|| Piece {
             bytes: &whole.payload[done..done + len],
             tcp: tcp_fields::of_piece(&whole.tcp, done, last),
-            position: Position { offset, ..position },
-            placement,
+            plan,
             withheld: rest.withheld > 0 && position.is_inside(),
             last,
             deferred,
@@ -262,28 +256,30 @@ impl Cutter<'_, '_, '_> {
         })
     }
 
-    /// Whether the next datagram may go without a tag: now and then one proves how far the numbers have come.
+    /// True if the next datagram may go without a tag: now and then one proves how far the numbers have come.
     fn may_be_bare(&self) -> bool {
         matches!(&self.to, To::Link(link, _) if !link.path.next_seq().is_multiple_of(PROOF_SPACING))
-    }
-
-    /// Whether a piece may wait for a trusted path while others go on.
-    fn may_defer(&self) -> bool {
-        matches!(&self.to, To::Link(_, lost) if !lost.is_full())
     }
 
     /// Keeps a piece for a trusted path, to go when that has room; the others need not wait for it.
     fn defer(&mut self, out: &mut Outgoing, piece: &Piece<'_>) {
         let len = piece.bytes.len();
         let mut buffer = self.shared.pool.take_for(len);
-        let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, &mut buffer[..len]);
+        let crc = out.transform(
+            self.run.bump,
+            piece.solo_at(),
+            piece.bytes,
+            &mut buffer[..len],
+        );
         let batch = self.in_flight.add_batch(buffer);
         let segment = self.in_flight.add_segment(batch, piece.meta(self.key, out));
         let chunk = Chunk {
             crc,
             ..piece.chunk(batch, 0, segment)
         };
-        let key = self.in_flight.add(Content::Chunk(chunk), piece.placement);
+        let key = self
+            .in_flight
+            .add(Content::Chunk(chunk), piece.plan.placement);
         if let To::Link(_, lost) = &mut self.to {
             lost.defer(key);
         }
@@ -337,14 +333,14 @@ impl Cutter<'_, '_, '_> {
             panic!("the caller saw a link");
         };
         let (batch, shape, len) = (run.batches[0], &piece.shape, piece.bytes.len());
-        let is_sealed = self.bump.is_sealed();
+        let is_sealed = run.bump.is_sealed();
         let at = match is_sealed {
             true => run.kept as u32,
             false => (run.at + CLEAR_HEADER_LEN) as u32,
         };
         // Before the pass over the bytes, which does not wait for it to be written.
         let content = Content::Chunk(piece.chunk(batch, at, number));
-        let pending = self.in_flight.add(content, piece.placement);
+        let pending = self.in_flight.add(content, piece.plan.placement);
         let range = run.at..run.at + shape.len();
         let kept = self.in_flight.batch_mut(batch);
         let scratch = &mut self.shared.scratch.datagrams;
@@ -356,7 +352,7 @@ impl Cutter<'_, '_, '_> {
             &mut kept[range.clone()]
         };
         let (payload, behind) = datagram[CLEAR_HEADER_LEN..].split_at_mut(len);
-        let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, payload);
+        let crc = out.transform(run.bump, piece.solo_at(), piece.bytes, payload);
         let (block, behind) = behind[..shape.header].split_at_mut(piece.frame);
         Chunk {
             crc,
@@ -404,7 +400,7 @@ impl Cutter<'_, '_, '_> {
         whole.extend_from_slice(&(payload as u16).to_be_bytes());
         whole.resize(piece.shape.len(), 0);
         let (bytes, block) = whole[piece.shape.front..].split_at_mut(payload);
-        let crc = out.transform(self.bump, None, piece.bytes, bytes);
+        let crc = out.transform(run.bump, None, piece.bytes, bytes);
         Chunk {
             crc,
             ..piece.chunk(run.batches[0], 0, number)
@@ -412,7 +408,7 @@ impl Cutter<'_, '_, '_> {
         .frame(chain_id(out), piece.tcp, self.open)
         .encode(&mut Writer::new(block));
         let set = shares.take_set();
-        let len = self.shared.split_scratch(*split);
+        let len = self.shared.scratch.split(&mut self.shared.pads, *split);
         let mut pending: SmallVec<[Key; 4]> = SmallVec::new();
         for (index, (&at, &batch)) in run.carrier.links.iter().zip(&run.batches).enumerate() {
             let share = ShareOf {
@@ -430,8 +426,8 @@ impl Cutter<'_, '_, '_> {
             pending.push(key);
             let datagram = &mut self.in_flight.batch_mut(batch)[run.at..][..SHARE_OVERHEAD + len];
             datagram[CLEAR_HEADER_LEN..CLEAR_HEADER_LEN + len]
-                .copy_from_slice(self.shared.share(index, len));
-            let frame = share_frame(*split, self.bump.number, (set, index as u8), false);
+                .copy_from_slice(self.shared.scratch.share(index, len));
+            let frame = share_frame(*split, run.bump.number, (set, index as u8), false);
             frame::encode(
                 &frame,
                 &mut Writer::new(&mut datagram[CLEAR_HEADER_LEN + len..]),
@@ -452,8 +448,8 @@ impl Cutter<'_, '_, '_> {
         true
     }
 
-    /// What the path has to acknowledge goes along with a datagram of `len` bytes that has room for it: left in
-    /// the path's frames, of this length. A connection that asks and answers needs no others then.
+    /// Puts what the path has to acknowledge into its frames, if a datagram of `len` bytes has room for it; returns
+    /// their length. A connection that asks and answers needs no other acknowledgements then.
     fn acknowledge(&mut self, len: usize) -> usize {
         let longest = match self.run.pieces {
             0 => self.run.longest,
@@ -472,7 +468,7 @@ impl Cutter<'_, '_, '_> {
     }
 }
 
-/// Where the stream stands.
+/// Name of the chain that the stream is at.
 fn chain_id(out: &Outgoing) -> ChainId {
     ChainId {
         flow: out.flow,
@@ -485,13 +481,14 @@ fn chain_id(out: &Outgoing) -> ChainId {
 /// unpredictable, with the configured share as its mean, however short the chunks are. What others
 /// went beyond it is made up for.
 fn next_trusted(shared: &mut Shared, len: usize) -> i64 {
-    if shared.policy.trusted_share >= 1.0 {
+    if shared.setup.policy.trusted_share >= 1.0 {
         return 0;
     }
-    if shared.policy.trusted_share <= 0.0 {
+    if shared.setup.policy.trusted_share <= 0.0 {
         return i64::MAX / 2;
     }
-    let mean = len as f64 * (1.0 - shared.policy.trusted_share) / shared.policy.trusted_share;
+    let mean =
+        len as f64 * (1.0 - shared.setup.policy.trusted_share) / shared.setup.policy.trusted_share;
     let most = (2.0 * mean).min(f64::from(u32::MAX)) as u64;
-    shared.random_below(most) as i64
+    shared.dice.random_below(most) as i64
 }

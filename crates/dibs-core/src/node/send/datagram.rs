@@ -20,7 +20,7 @@ pub(super) const MAX_SHORTFALL: usize = 32;
 const MIN_BUCKET: usize = 128;
 const MAX_BUCKET: usize = 1024;
 
-/// Where the parts of a datagram, or of what is split, are to be written.
+/// Lengths of the parts of a datagram, or of what is split, in their order.
 pub(super) struct Shape {
     pub(super) front: usize,
     pub(super) payload: usize,
@@ -51,7 +51,7 @@ pub(super) fn pad(block: &mut Vec<u8>, room: usize) {
     block.resize(block.len() + padding(len, room + OVERHEAD), 0);
 }
 
-/// What a datagram asks its receiver for.
+/// Question of a datagram to its receiver.
 #[derive(Clone, Copy)]
 pub(super) enum Asks {
     Nothing,
@@ -76,7 +76,7 @@ pub(in crate::node) fn key_of(token: u64) -> Option<Key> {
     token.checked_sub(1).map(Key::from_u64)
 }
 
-/// What of a datagram is protected beside the number of its path.
+/// Protection of a datagram beside that of the number of its path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seal {
     /// Nothing.
@@ -88,11 +88,11 @@ pub(super) enum Seal {
 }
 
 /// Numbers datagrams and protects them.
-pub(super) struct Sealer<'a> {
-    pub(super) now: Time,
-    pub(super) session: &'a mut Session,
+pub(in crate::node) struct Sealer<'a> {
+    pub(in crate::node) now: Time,
+    pub(in crate::node) session: &'a mut Session,
     /// Datagrams that there were no keys for.
-    pub(super) refused: u64,
+    pub(in crate::node) refused: u64,
 }
 
 impl Sealer<'_> {

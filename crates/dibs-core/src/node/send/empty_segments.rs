@@ -30,7 +30,7 @@ pub(super) fn carrier(cx: &SendCx<'_>, segments: &VecDeque<EmptyOut>) -> Option<
         true => Kind::First,
         false => Kind::New,
     };
-    cx.paths.quickest(cx.shared, Placement::Any, kind)
+    cx.paths.quickest(&cx.shared.setup, Placement::Any, kind)
 }
 
 /// Sends them, and notices.
@@ -45,7 +45,7 @@ pub(super) fn send(
     let at = carrier(cx, segments)?;
     let mut block = std::mem::take(notices);
     let mut padded = false;
-    let bumps = &cx.shared.bumps;
+    let bumps = &cx.shared.setup.bumps;
     let session = &*cx.sealer.session;
     let opened = pack(cx.flows, segments, session, MAX_PACK, &mut block, |bump| {
         padded |= bumps.of(bump).is_padded();
@@ -70,7 +70,7 @@ pub(super) fn send(
         && block.len() < MAX_PACK
         && cx.paths[at].path.wants_proof(cx.now)
     {
-        block.push(cx.paths[at].ping(cx.shared));
+        block.push(cx.paths[at].ping(&cx.shared.setup));
         asks = Asks::Ack;
     }
     if padded {

@@ -30,7 +30,7 @@ fn send_by(
     shares: &mut Shares,
 ) -> Option<Out> {
     let head = queue.head()?;
-    let bumps = Arc::clone(&cx.shared.bumps);
+    let bumps = Arc::clone(&cx.shared.setup.bumps);
     let bump = bumps.of(head.bump);
     let left = head.packet.len() - head.at;
     let carrier = match bump.split() {

@@ -20,7 +20,7 @@ pub(super) const MAX_ACK: usize = ACK_BYTES + frame::ACK_OVERHEAD;
 pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
     for at in 0..cx.paths.len() {
         let link = &mut cx.paths[at];
-        if !cx.shared.local[link.local].is_usable() {
+        if !cx.shared.setup.local[link.local].is_usable() {
             continue;
         }
         if let Some((to, challenge)) = link.poll_challenge(cx.now) {
@@ -53,7 +53,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
         }
         let mut asks = Asks::Nothing;
         if link.take_probe() {
-            block.push(link.ping(cx.shared));
+            block.push(link.ping(&cx.shared.setup));
             asks = Asks::Ack;
         }
         if block.is_empty() {
@@ -71,7 +71,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
 fn send_mtu_probe(cx: &mut SendCx<'_>, at: usize, size: u16) -> Option<Out> {
     let link = &mut cx.paths[at];
     let len = usize::from(size);
-    let ping = link.ping(cx.shared);
+    let ping = link.ping(&cx.shared.setup);
     let datagram = &mut cx.shared.scratch.datagrams;
     datagram.clear();
     // A ping, and padding, which is zero.

@@ -31,7 +31,7 @@ const MAX_DEFERRED: usize = 64;
 /// Between two messages that were lost more than once and are sent again.
 const MESSAGE_SPACING: Duration = Duration::from_millis(25);
 
-/// What was lost, or left out of a run, by who may carry it; shares wait with their path.
+/// Entries that were lost, or left out of a run, by the paths that may carry them; shares wait with their path.
 #[derive(Default)]
 pub(in crate::node) struct RetransmitQueue {
     trusted: VecDeque<Delayed>,
@@ -56,12 +56,12 @@ impl RetransmitQueue {
         self.messages_due.clear();
     }
 
-    /// Whether no more may wait for a trusted path that need not: beyond that trust wins over speed.
+    /// True if no more may wait for a trusted path that need not: beyond that trust wins over speed.
     pub(super) fn is_full(&self) -> bool {
         self.trusted.len() >= MAX_DEFERRED
     }
 
-    /// What was left out of a run waits for a trusted path.
+    /// Lets a chunk that was left out of a run wait for a trusted path.
     pub(super) fn defer(&mut self, key: Key) {
         self.trusted.push_back(Delayed { key, lost_by: None });
     }
@@ -92,10 +92,7 @@ impl RetransmitQueue {
 
     /// Sends messages of the daemons again that were lost.
     pub(super) fn send_messages(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        let mut queue = std::mem::take(&mut self.messages_due);
-        let out = self.send(cx, cx.message_placement(), &mut queue);
-        self.messages_due = queue;
-        out
+        self.send_of(cx, cx.message_placement(), |all| &mut all.messages_due)
     }
 
     /// Sends what was lost, or left out of a run, and only trusted paths may carry.
@@ -104,17 +101,23 @@ impl RetransmitQueue {
             true => Placement::Any,
             false => Placement::TrustedOnly,
         };
-        let mut queue = std::mem::take(&mut self.trusted);
-        let out = self.send(cx, placement, &mut queue);
-        self.trusted = queue;
-        out
+        self.send_of(cx, placement, |all| &mut all.trusted)
     }
 
     /// Sends again what was lost and any path may carry.
     pub(super) fn send_any(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        let mut queue = std::mem::take(&mut self.any);
-        let out = self.send(cx, Placement::Any, &mut queue);
-        self.any = queue;
+        self.send_of(cx, Placement::Any, |all| &mut all.any)
+    }
+
+    fn send_of(
+        &mut self,
+        cx: &mut SendCx<'_>,
+        placement: Placement,
+        of: fn(&mut Self) -> &mut VecDeque<Delayed>,
+    ) -> Option<Out> {
+        let mut queue = std::mem::take(of(self));
+        let out = self.send(cx, placement, &mut queue);
+        *of(self) = queue;
         out
     }
 
@@ -218,8 +221,8 @@ impl RetransmitQueue {
         }
     }
 
-    /// What waits under `key` becomes fragments of its header block and its payload (batch, place and
-    /// length), and waits no more.
+    /// Makes fragments of what waits under `key`: of its header block and its payload (batch, place and length). The
+    /// whole waits no more.
     fn cut(
         &mut self,
         cx: &mut SendCx<'_>,
@@ -321,7 +324,7 @@ pub(in crate::node) fn lose_share(
     }
 }
 
-/// What waits is left to TCP: a chain cannot be restored beyond it, so a new one begins.
+/// Leaves what waits to TCP: a chain cannot be restored beyond it, so a new one begins.
 fn give_up(shared: &mut Shared, flows: &mut FlowTable, in_flight: &mut InFlight, key: Key) {
     let Some(pending) = in_flight.get(key) else {
         return;
@@ -338,8 +341,8 @@ fn give_up(shared: &mut Shared, flows: &mut FlowTable, in_flight: &mut InFlight,
     }
 }
 
-/// Whether it belongs to an incarnation that is over: the peer has forgotten it, and the words
-/// that open the flow speak of another one.
+/// True if it belongs to an incarnation that is over: the peer has forgotten it, and the words that open the flow speak
+/// of another one.
 pub(super) fn is_stale(flows: &FlowTable, in_flight: &InFlight, pending: &Pending) -> bool {
     let Some(origin) = in_flight.origin(&pending.content) else {
         return false;
@@ -366,7 +369,7 @@ fn postpone(
     true
 }
 
-/// Whether a chunk fits a datagram of this path, and how it stands there.
+/// Shape of a chunk in a datagram of this path; none if it does not fit.
 pub(super) fn shape(cx: &SendCx<'_>, link: usize, chunk: &Chunk) -> Option<Shape> {
     let segment = cx.in_flight.segment(chunk);
     let open = cx.flows.open_frame(segment.conn);
@@ -386,10 +389,10 @@ pub(super) fn shape(cx: &SendCx<'_>, link: usize, chunk: &Chunk) -> Option<Shape
     Some(shape)
 }
 
-/// Whether what is sent of a connection shows only a few lengths.
+/// True if what is sent of a connection shows only a few lengths.
 fn is_padded(cx: &SendCx<'_>, conn: Key) -> bool {
     let conn = cx.flows.get(conn);
-    conn.is_some_and(|conn| cx.shared.bumps.of(conn.bump).is_padded())
+    conn.is_some_and(|conn| cx.shared.setup.bumps.of(conn.bump).is_padded())
 }
 
 /// Encodes the first chunk of a queue anew, and those behind it that can go in the same send. They leave the queue.
@@ -449,7 +452,7 @@ fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: 
             cx.flows.open_frame(segment.conn),
         )
         .encode(&mut Writer::new(&mut block[..shape.header]));
-    let seal = match cx.shared.bumps.of(conn.bump).is_sealed() {
+    let seal = match cx.shared.setup.bumps.of(conn.bump).is_sealed() {
         true => Seal::All,
         false => Seal::Headers,
     };

@@ -15,13 +15,13 @@ pub(super) struct Run<'a> {
     pub(super) carrier: Carrier<'a>,
     /// The bump of all that goes.
     pub(super) bump: &'a Bump,
-    /// It may carry what is for trusted paths.
+    /// Permission to carry what is for trusted paths.
     pub(super) allowed: bool,
     /// The longest piece.
     pub(super) longest: usize,
     /// Pieces, at most.
     pub(super) most: usize,
-    /// Where the datagrams of each path lie.
+    /// Batches that hold the datagrams, one for each path.
     pub(super) batches: SmallVec<[Key; 4]>,
     /// Bytes of datagrams filled, of each path.
     pub(super) at: usize,

@@ -1,4 +1,4 @@
-//! What is split over several paths: each piece becomes a share for each of them.
+//! Shares: each piece that is split becomes one for each of several paths.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::path::Blocked;
 use crate::session::{CLEAR_HEADER_LEN, TAG_LEN};
 use crate::slab::Key;
 
-/// What is split over paths on its way out.
+/// Shares on their way out: sets of which not all have gone.
 #[derive(Default)]
 pub(in crate::node) struct Shares {
     /// Sends of which others of the same set have gone.
@@ -99,7 +99,7 @@ impl Shares {
                 None => self.segments.pop_front(),
             };
         };
-        let bumps = Arc::clone(&cx.shared.bumps);
+        let bumps = Arc::clone(&cx.shared.setup.bumps);
         let split = bumps.of(bump).split().expect("these are split");
         let bundle = self.bundle(cx, split)?;
         let room = bundle.room().min(MAX_PACK);
@@ -126,7 +126,7 @@ impl Shares {
         scratch.clear();
         scratch.extend_from_slice(&[0; PREFIX]);
         scratch.extend_from_slice(block);
-        let len = cx.shared.split_scratch(split);
+        let len = cx.shared.scratch.split(&mut cx.shared.pads, split);
         // An opening asks for an acknowledgement, so that it need not be repeated for ever.
         let fleeting = fleeting && opened.is_none();
         for (index, &at) in links.iter().enumerate() {
@@ -147,7 +147,7 @@ impl Shares {
             let mut buffer = cx.shared.pool.take_for(size);
             let datagram = &mut buffer[..size];
             datagram[CLEAR_HEADER_LEN..CLEAR_HEADER_LEN + len]
-                .copy_from_slice(cx.shared.share(index, len));
+                .copy_from_slice(cx.shared.scratch.share(index, len));
             let frame = share_frame(split, bump, (set, index as u8), fleeting);
             frame::encode(
                 &frame,
@@ -166,11 +166,11 @@ impl Shares {
 
 /// Active paths that share neither end, `most` of them: backups last, then those configured first.
 fn apart(cx: &SendCx<'_>, most: usize) -> Links {
-    let is_active = |at: &usize| cx.paths[*at].is_active(cx.shared);
+    let is_active = |at: &usize| cx.paths[*at].is_active(&cx.shared.setup);
     let mut active: Links = (0..cx.paths.len()).filter(is_active).collect();
     active.sort_by_key(|at| {
         let Link { local, id, .. } = cx.paths[*at];
-        let is_backup = cx.shared.local[local].usage.role == Role::Backup;
+        let is_backup = cx.shared.setup.local[local].usage.role == Role::Backup;
         (is_backup, local, id)
     });
     let mut chosen = Links::new();
@@ -209,7 +209,7 @@ pub(super) fn retransmit(cx: &mut SendCx<'_>, at: usize, key: Key, share: &Share
 pub(super) fn share_block(cx: &SendCx<'_>, share: &ShareOf) -> [u8; frame::SHARE_LEN] {
     let conn = cx.in_flight.segment_of_share(share).conn;
     let bump = cx.flows.get(conn).expect("it is not stale").bump;
-    let split = cx.shared.bumps.of(bump).split();
+    let split = cx.shared.setup.bumps.of(bump).split();
     let split = split.expect("a share is of what is split");
     let mut block = [0; frame::SHARE_LEN];
     let frame = share_frame(split, bump, (share.set, share.index), false);

@@ -58,9 +58,9 @@ fn what_a_dead_connection_left_waits_a_quarter_of_an_hour() {
     pair.nodes[0].set_path(now, 1, false, 1500);
     pair.send(0, 1, &text(50_000), 0, 1);
     pair.run(Duration::from_secs(800));
-    assert!(pair.nodes[0].peers[0].fq.memory() > 50_000);
+    assert!(pair.nodes[0].peers[0].queues.fq.memory() > 50_000);
     pair.run(Duration::from_secs(200));
-    assert_eq!(pair.nodes[0].peers[0].fq.memory(), 0);
+    assert_eq!(pair.nodes[0].peers[0].queues.fq.memory(), 0);
     assert!(pair.nodes[0].conns().is_empty());
 }
 

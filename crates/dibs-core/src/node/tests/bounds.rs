@@ -171,7 +171,7 @@ fn of_messages_seen_before_only_the_latest_are_remembered() {
         forge_all(&mut pair, controls);
         pair.run(Duration::from_millis(100));
     }
-    assert_eq!(pair.nodes[1].peers[0].messages.counts()[1], 256);
+    assert_eq!(pair.nodes[1].peers[0].queues.messages.counts()[1], 256);
     // A repetition of a late one does nothing.
     let events = pair.events[1].len();
     let again = (4990..5000).map(|id| Frame::Control { id, bytes: b"x" });
@@ -208,14 +208,17 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     }
     let sent = offer(&mut pair);
     let refused = count(&pair, 1, Counter::ControlRefused);
-    assert_eq!(pair.nodes[1].peers[0].messages.counts()[2], MAX_TAKEN);
+    assert_eq!(
+        pair.nodes[1].peers[0].queues.messages.counts()[2],
+        MAX_TAKEN
+    );
     assert_eq!(
         usize::from(sent),
         MAX_TAKEN + MAX_WAITING + messages::WINDOW,
         "what is not taken waits at the sender"
     );
     assert_eq!(
-        pair.nodes[0].peers[0].messages.counts()[0],
+        pair.nodes[0].peers[0].queues.messages.counts()[0],
         messages::WINDOW
     );
     assert!(refused >= messages::WINDOW as u64, "{refused}");
@@ -232,8 +235,8 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     let mut got = delivered(&pair);
     got.sort_unstable();
     assert_eq!(got, (0..sent).collect::<Vec<_>>(), "each once");
-    assert_eq!(pair.nodes[1].peers[0].messages.counts()[2], 0);
-    assert_eq!(pair.nodes[0].peers[0].messages.counts()[0], 0);
+    assert_eq!(pair.nodes[1].peers[0].queues.messages.counts()[2], 0);
+    assert_eq!(pair.nodes[0].peers[0].queues.messages.counts()[0], 0);
 }
 
 #[test]
@@ -426,7 +429,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
         pair.run(Duration::from_millis(100));
         let peer = &pair.nodes[0].peers[0];
         let full = count(pair, 0, Counter::QueueFull) - before;
-        (peer.fq.backlog(), peer.fq.memory(), full)
+        (peer.queues.fq.backlog(), peer.queues.fq.memory(), full)
     };
     speak(&mut pair, 1300, 1, &text(60_000));
     pair.run(Duration::from_millis(500));
@@ -442,7 +445,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     // It takes them after all.
     pair.nodes[0].peers[0].association.set_store(32 << 20);
     pair.run(Duration::from_secs(1));
-    assert!(pair.nodes[0].peers[0].fq.backlog() < backlog / 2);
+    assert!(pair.nodes[0].peers[0].queues.fq.backlog() < backlog / 2);
 
     // Short packets have buffers too.
     let mut pair = Pair::connected();
@@ -453,7 +456,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     pair.nodes[0].peers[0].association.set_store(32 << 20);
     pair.run(Duration::from_secs(5));
     let peer = &pair.nodes[0].peers[0];
-    assert_eq!((peer.fq.backlog(), peer.fq.memory()), (0, 0));
+    assert_eq!((peer.queues.fq.backlog(), peer.queues.fq.memory()), (0, 0));
 }
 
 #[test]

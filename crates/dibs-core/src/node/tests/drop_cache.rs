@@ -83,7 +83,7 @@ fn a_new_connection_between_the_same_ports_gets_nothing_of_the_old_one() {
     pair.send(0, 1_000_000, b"", flags::SYN, 1);
     pair.run(Duration::from_secs(2));
     assert_eq!(count(&pair, Counter::CodelReturned), 0);
-    assert_eq!(pair.nodes[0].peers[0].fq.kept().0, 0);
+    assert_eq!(pair.nodes[0].peers[0].queues.fq.kept().0, 0);
 }
 
 /// A thousand flows that are dropped of at the same time must not push out each other's: what goes before TCP
@@ -119,14 +119,14 @@ fn only_so_many_are_kept() {
     let mut most = 0;
     for _ in 0..2000 {
         pair.run(Duration::from_millis(10));
-        most = most.max(pair.nodes[0].peers[0].fq.kept().1);
+        most = most.max(pair.nodes[0].peers[0].queues.fq.kept().1);
     }
     assert!(most <= MAX_DROPPED && most > MAX_DROPPED / 2, "{most}");
     pair.run(Duration::from_secs(60));
     let returned = count(&pair, Counter::CodelReturned);
     assert_eq!(returned, count(&pair, Counter::CodelDropped));
     let peer = &pair.nodes[0].peers[0];
-    let kept = peer.fq.kept();
+    let kept = peer.queues.fq.kept();
     assert_eq!(kept, (0, 0));
-    assert_eq!((peer.fq.backlog(), peer.fq.memory()), (0, 0));
+    assert_eq!((peer.queues.fq.backlog(), peer.queues.fq.memory()), (0, 0));
 }

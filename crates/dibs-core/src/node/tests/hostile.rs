@@ -88,7 +88,13 @@ fn refused_as(pair: &mut Pair, packet: &[u8]) -> Option<Counter> {
     let before = (pair.injected[1].len(), counts(pair));
     match packet::parse(packet) {
         Ok(Packet::Opaque(_)) => {
-            assert!(pair.nodes[0].peers[0].opaque.plain.push(BUMP, packet));
+            assert!(
+                pair.nodes[0].peers[0]
+                    .queues
+                    .opaque
+                    .plain
+                    .push(BUMP, packet)
+            );
             pair.run(Duration::from_millis(50));
         }
         _ => hand_over(pair, packet),

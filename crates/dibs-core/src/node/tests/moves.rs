@@ -11,7 +11,8 @@ fn place(n: u16) -> SocketAddr {
 fn in_use(pair: &Pair) -> [Option<PathId>; 2] {
     [0, 1].map(|host| {
         let mut links = pair.nodes[host].peers[0].paths.iter();
-        let active = links.find(|l| l.local.get() == 0 && l.is_active(&pair.nodes[host].shared));
+        let active =
+            links.find(|l| l.local.get() == 0 && l.is_active(&pair.nodes[host].shared.setup));
         active.map(|l| l.id)
     })
 }

@@ -168,7 +168,11 @@ impl Site {
         loop {
             self.fill_window();
             self.outputs();
-            let timers = self.nodes.iter().filter_map(Node::poll_timeout);
+            let timers = self
+                .nodes
+                .iter()
+                .filter_map(Node::poll_timeout)
+                .map(|due| due.at);
             let next = timers.chain(self.events.keys().next().map(|k| k.0)).min();
             let Some(next) = next.filter(|t| *t <= end) else {
                 break;
@@ -192,7 +196,7 @@ impl Site {
                 }
             }
             for node in &mut self.nodes {
-                if node.poll_timeout().is_some_and(|t| t <= self.now) {
+                if node.poll_timeout().is_some_and(|due| due.at <= self.now) {
                     let wall = Duration::from_secs(1_000_000) + self.now.since(Time::ZERO);
                     node.handle_timeout(self.now, wall);
                 }

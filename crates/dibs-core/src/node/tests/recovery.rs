@@ -23,7 +23,7 @@ fn sleep(pair: &mut Pair, host: usize, span: Duration) {
             });
         }
         let arrivals = pair.wire.iter().filter(|w| w.to == other).map(|w| w.due);
-        let next = arrivals.chain(node.poll_timeout()).min();
+        let next = arrivals.chain(node.poll_timeout().map(|due| due.at)).min();
         let Some(next) = next.filter(|t| *t <= end) else {
             break;
         };
@@ -36,7 +36,7 @@ fn sleep(pair: &mut Pair, host: usize, span: Duration) {
             let mut w = pair.wire.remove(at).unwrap();
             node.handle_datagram(pair.now, w.path, w.from, &mut w.bytes);
         }
-        if node.poll_timeout().is_some_and(|t| t <= pair.now) {
+        if node.poll_timeout().is_some_and(|due| due.at <= pair.now) {
             let wall = Duration::from_secs(1_000_000) + pair.now.since(Time::ZERO);
             node.handle_timeout(pair.now, wall);
         }

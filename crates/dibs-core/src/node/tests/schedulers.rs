@@ -280,7 +280,7 @@ fn a_connection_is_on_each_bump_under_the_same_scheduler() {
         let of_conn = |pair: &Pair| {
             let conns = pair.nodes[0].peers[0].flows.iter();
             let mut ours = conns.filter(|(_, conn)| conn.bump == bump);
-            ours.next().unwrap().1.out.scheduler
+            ours.next().unwrap().1.out.schedule.own
         };
         assert_eq!(copied(&mut pair, &[7], 1), 0);
         assert_eq!(of_conn(&pair), Some(Scheduler::RoundRobin));

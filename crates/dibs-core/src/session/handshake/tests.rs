@@ -84,7 +84,7 @@ impl Node {
         { &mut self.sessions }.initiate(now, wall, self.peer, Way::new(self.trusted), &hello, rng)
     }
 
-    fn handle(&mut self, now: Time, source: SocketAddr, datagram: &[u8]) -> Outcome {
+    fn handle(&mut self, now: Time, source: SocketAddr, datagram: &[u8]) -> HandshakeOutcome {
         let hello = self.hello();
         let arrived = Arrived {
             path: 0,

@@ -14,7 +14,7 @@ pub(super) const FREE_LEN: usize = 2048;
 /// of all.
 const MOST_TO_LEFT: usize = 2;
 
-/// What a held piece costs beside its bytes.
+/// Bytes that a held piece costs beside its own.
 pub const HELD_OVERHEAD: usize = 160;
 
 /// Bytes that a peer may make us hold out of order; told to it in the hello.

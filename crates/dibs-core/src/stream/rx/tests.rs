@@ -153,7 +153,12 @@ fn plain(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
-fn feed(stream: &mut RxStream, store: &mut Store, kernel: &mut Kernel, sent: &Sent) -> Outcome {
+fn feed(
+    stream: &mut RxStream,
+    store: &mut Store,
+    kernel: &mut Kernel,
+    sent: &Sent,
+) -> ChunkOutcome {
     stream.chunk(&sent.piece(), &Keys, store, kernel)
 }
 
@@ -210,7 +215,7 @@ proptest! {
         }
         for sent in all {
             let outcome = feed(&mut stream, &mut store, &mut kernel, sent);
-            prop_assert!(!matches!(outcome, Outcome::Corrupt | Outcome::Broken), "{:?}", outcome);
+            prop_assert!(!matches!(outcome, ChunkOutcome::Corrupt | ChunkOutcome::Broken), "{:?}", outcome);
         }
         prop_assert!(kernel.coverage(&plain).values().all(|have| *have));
         prop_assert!(!stream.epochs.iter().any(|e| e.broken));
@@ -225,10 +230,10 @@ proptest! {
         pieces[at / 100].bytes[at % 100] ^= 1 << bit;
         let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
         let mut kernel = Kernel::default();
-        let outcomes: Vec<Outcome> =
+        let outcomes: Vec<ChunkOutcome> =
             pieces.iter().map(|p| feed(&mut stream, &mut store, &mut kernel, p)).collect();
-        prop_assert_eq!(outcomes[at / 100], Outcome::Corrupt);
-        prop_assert!(outcomes[at / 100 + 1..].iter().all(|o| *o == Outcome::Broken));
+        prop_assert_eq!(outcomes[at / 100], ChunkOutcome::Corrupt);
+        prop_assert!(outcomes[at / 100 + 1..].iter().all(|o| *o == ChunkOutcome::Broken));
         let have = kernel.coverage(&plain);
         prop_assert!(have.iter().all(|(i, have)| *have == (*i < at / 100 * 100)));
     }
@@ -243,21 +248,21 @@ fn a_later_epoch_does_not_wait_for_an_earlier_one() {
     let mut kernel = Kernel::default();
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &old[0]),
-        Outcome::Restored
+        ChunkOutcome::Restored
     );
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &old[2]),
-        Outcome::Held
+        ChunkOutcome::Held
     );
     for piece in &new {
         assert_eq!(
             feed(&mut stream, &mut store, &mut kernel, piece),
-            Outcome::Restored
+            ChunkOutcome::Restored
         );
     }
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &old[1]),
-        Outcome::Restored
+        ChunkOutcome::Restored
     );
     kernel.coverage(&plain);
     assert_eq!(store.held(), 0);
@@ -282,7 +287,7 @@ fn a_gap_that_the_kernel_filled_otherwise_ends_the_epoch() {
     assert_eq!(store.held(), 0);
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &pieces[1]),
-        Outcome::Broken
+        ChunkOutcome::Broken
     );
 }
 
@@ -315,7 +320,7 @@ fn the_store_is_bounded() {
     let mut kernel = Kernel::default();
     let hold = |stream: &mut RxStream, store: &mut Store, kernel: &mut Kernel| {
         let outcomes = pieces[1..].iter().map(|p| feed(stream, store, kernel, p));
-        outcomes.filter(|o| *o == Outcome::Held).count()
+        outcomes.filter(|o| *o == ChunkOutcome::Held).count()
     };
     // Alone it gets two thirds; what is left is the others'.
     let held = hold(&mut stream, &mut store, &mut kernel);
@@ -406,12 +411,12 @@ fn a_fin_takes_a_number() {
     };
     assert_eq!(
         stream.chunk(&fin, &Keys, &mut store, &mut kernel),
-        Outcome::Restored
+        ChunkOutcome::Restored
     );
     assert_eq!(stream.epochs[0].front.next(), Some(BASE_OFFSET + 201));
     assert_eq!(
         stream.chunk(&fin, &Keys, &mut store, &mut kernel),
-        Outcome::Duplicate
+        ChunkOutcome::Duplicate
     );
 }
 
@@ -426,7 +431,7 @@ fn plain_bytes_that_no_chain_reaches_are_bounded() {
         let sent = solo(1, &data, at, 1);
         assert_eq!(
             feed(&mut stream, &mut store, &mut kernel, &sent),
-            Outcome::Restored,
+            ChunkOutcome::Restored,
             "the kernel gets it whatever we keep"
         );
     }
@@ -462,7 +467,7 @@ fn a_chain_held_back_goes_on_with_a_repetition_that_need_not_be() {
         withheld: false,
         ..pieces[0].piece()
     };
-    for outcome in [Outcome::Held, Outcome::Duplicate] {
+    for outcome in [ChunkOutcome::Held, ChunkOutcome::Duplicate] {
         assert_eq!(
             stream.chunk(&early, &Keys, &mut store, &mut kernel),
             outcome
@@ -470,11 +475,11 @@ fn a_chain_held_back_goes_on_with_a_repetition_that_need_not_be() {
     }
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &pieces[1]),
-        Outcome::Held
+        ChunkOutcome::Held
     );
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &pieces[0]),
-        Outcome::Duplicate
+        ChunkOutcome::Duplicate
     );
     assert!(stream.held_start().is_none());
     for sent in &pieces[2..] {
@@ -540,7 +545,7 @@ impl Unchained {
         new
     }
 
-    fn take(&mut self, sent: &Sent) -> Outcome {
+    fn take(&mut self, sent: &Sent) -> ChunkOutcome {
         let (store, kernel) = (&mut self.store, &mut self.kernel);
         self.stream.chunk(&sent.piece(), &Bare, store, kernel)
     }
@@ -579,7 +584,7 @@ fn without_a_chain_what_tcp_sends_again_takes_the_place_of_a_lost_start() {
             s.take(sent);
         }
         assert_eq!(s.got(), [0, 100, 200]);
-        assert_eq!(s.take(&pieces[4]), Outcome::Held, "order is kept");
+        assert_eq!(s.take(&pieces[4]), ChunkOutcome::Held, "order is kept");
         s.take(&pieces[3]);
         assert_eq!(s.got(), [0, 100, 200, 300, 400]);
         assert_eq!(s.store.held(), 0);
@@ -601,9 +606,9 @@ fn a_start_that_was_passed_over_is_let_through() {
         ..pieces[1].clone()
     };
     s.take(&again);
-    assert_eq!(s.take(&pieces[0]), Outcome::Restored);
+    assert_eq!(s.take(&pieces[0]), ChunkOutcome::Restored);
     assert_eq!(s.got(), [50, 100, 0]);
-    assert_eq!(s.take(&pieces[1]), Outcome::Duplicate);
+    assert_eq!(s.take(&pieces[1]), ChunkOutcome::Duplicate);
 }
 
 #[test]
@@ -616,9 +621,9 @@ fn an_old_gap_is_given_up_although_the_connection_is_not_silent() {
     assert_eq!(s.got(), [0]);
     assert_eq!(s.give_up(90), None, "nothing ends without a chain");
     assert_eq!(s.got(), [0, 200, 300, 500, 600]);
-    assert_eq!(s.take(&pieces[1]), Outcome::Restored);
-    assert_eq!(s.take(&pieces[4]), Outcome::Restored);
-    assert_eq!(s.take(&pieces[7]), Outcome::Restored);
+    assert_eq!(s.take(&pieces[1]), ChunkOutcome::Restored);
+    assert_eq!(s.take(&pieces[4]), ChunkOutcome::Restored);
+    assert_eq!(s.take(&pieces[7]), ChunkOutcome::Restored);
     assert_eq!(s.got()[5..], [100, 400, 700]);
     assert_eq!(s.store.held(), 0);
 }
@@ -631,7 +636,7 @@ fn what_an_acknowledgement_passed_over_is_let_through() {
     let acked = BASE_OFFSET + 150;
     let ended = s.stream.local_ack(acked, &mut s.store, &mut s.kernel);
     assert_eq!((ended, s.got()), (None, vec![0, 200, 400]));
-    assert_eq!(s.take(&pieces[3]), Outcome::Restored);
+    assert_eq!(s.take(&pieces[3]), ChunkOutcome::Restored);
     assert_eq!(s.got(), [0, 200, 400, 300]);
 }
 
@@ -657,7 +662,7 @@ fn a_gap_that_closed_in_time_is_another_one_than_the_next() {
     assert_eq!(give_up(&mut stream, &mut store, &mut kernel, 150), Some(1));
     assert_eq!((store.held(), store.take_abandoned()), (0, 1));
     let late = feed(&mut stream, &mut store, &mut kernel, &pieces[3]);
-    assert_eq!(late, Outcome::Broken, "the sender is told again");
+    assert_eq!(late, ChunkOutcome::Broken, "the sender is told again");
 }
 
 proptest! {
@@ -676,7 +681,7 @@ proptest! {
             if !pieces.is_empty() {
                 let piece = pieces.remove(i.index(pieces.len()));
                 let outcome = s.take(&Sent { solo: alone, ..piece });
-                prop_assert!(matches!(outcome, Outcome::Restored | Outcome::Held), "{:?}", outcome);
+                prop_assert!(matches!(outcome, ChunkOutcome::Restored | ChunkOutcome::Held), "{:?}", outcome);
             }
             if waits {
                 seconds += 60;

@@ -55,7 +55,7 @@ impl Link {
         }
         shared.count(Counter::EndpointChallenged);
         let mut challenge = [0; 8];
-        shared.rng.fill(&mut challenge);
+        shared.dice.rng.fill(&mut challenge);
         self.roaming = Some(Roaming {
             to: from,
             challenge,
@@ -72,7 +72,7 @@ impl Link {
             challenge, retry, ..
         } = &mut self.stage
         {
-            shared.rng.fill(challenge);
+            shared.dice.rng.fill(challenge);
             *retry = Retry::new(now);
             self.frames.clear();
             self.remote = from;
@@ -97,7 +97,7 @@ impl Link {
         shared: &mut Shared,
         challenge: [u8; 8],
     ) -> bool {
-        self.push_frame(shared, &Frame::PathResponse { challenge });
+        self.push_frame(&mut shared.journal, &Frame::PathResponse { challenge });
         self.moved |= self.trusted && self.is_open();
         self.moved
     }

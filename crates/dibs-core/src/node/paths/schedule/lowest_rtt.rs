@@ -1,9 +1,7 @@
 //! The lowest smoothed round trip that has room.
 
-use super::Candidate;
-use crate::node::paths::Link;
+use super::{Offer, Pick, Wanted, first};
 
-pub(super) fn choose<'a>(links: &[Link], candidates: &'a [Candidate]) -> Option<&'a Candidate> {
-    let ready = candidates.iter().filter(|one| one.budget > 0);
-    ready.min_by_key(|one| (one.avoided, one.secondary, links[one.link].path.srtt()))
+pub(super) fn choose(offers: &[Offer], _: &Wanted) -> Pick {
+    first(offers, |one| one.srtt).map_or(Pick::Wait, Pick::Take)
 }

@@ -1,4 +1,4 @@
-//! What waits for a path that is away holds up nothing else.
+//! Postponement: entries that wait for a path that is away hold up nothing else.
 //!
 //! New data waits while the peer may have to hold too much for the sake of the oldest that it has not got. If that
 //! can go by no path now, its own stream alone waits for it, whose kernel sends no more than a window without it:
@@ -9,7 +9,7 @@ use super::{RetransmitQueue, postpone};
 use crate::chunk::Placement;
 
 impl RetransmitQueue {
-    /// Whether the peer, whose store has so many bytes, can hold more.
+    /// True if the peer, whose store has so many bytes, can hold more.
     pub(in crate::node::send) fn has_room(&mut self, cx: &mut SendCx<'_>, store: usize) -> bool {
         if cx.in_flight.claim() < store {
             return true;
@@ -35,7 +35,7 @@ impl RetransmitQueue {
             ..
         } = cx;
         for link in paths.iter_mut() {
-            if !link.is_active(shared) {
+            if !link.is_active(&shared.setup) {
                 let shares = &mut link.shares;
                 shares.retain_mut(|lost| postpone(flows, in_flight, &mut shared.pool, lost));
             }
@@ -47,8 +47,8 @@ impl RetransmitQueue {
     }
 }
 
-/// Whether no path that may carry such carries anything now.
+/// True if no path that may carry such carries anything now.
 fn is_away(cx: &SendCx<'_>, placement: Placement) -> bool {
-    let mut active = cx.paths.active(cx.shared);
+    let mut active = cx.paths.active(&cx.shared.setup);
     !active.any(|link| placement.allows(link.id, link.trusted))
 }

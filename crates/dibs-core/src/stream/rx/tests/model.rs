@@ -69,7 +69,7 @@ struct Naive {
 }
 
 impl Naive {
-    fn take(&mut self, sent: &Sent) -> Outcome {
+    fn take(&mut self, sent: &Sent) -> ChunkOutcome {
         let (offset, end) = (sent.offset, sent.offset + sent.plain.len() as u64);
         match sent.solo {
             true => self.solo(sent.epoch, offset, end),
@@ -77,7 +77,7 @@ impl Naive {
         }
     }
 
-    fn solo(&mut self, number: u32, offset: u64, end: u64) -> Outcome {
+    fn solo(&mut self, number: u32, offset: u64, end: u64) -> ChunkOutcome {
         self.alone_to = self.alone_to.max(end);
         self.got.push((offset, end - offset));
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
@@ -90,36 +90,36 @@ impl Naive {
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
             epoch.drain(&mut self.got);
         }
-        Outcome::Restored
+        ChunkOutcome::Restored
     }
 
-    fn piece(&mut self, number: u32, first: bool, offset: u64, end: u64) -> Outcome {
+    fn piece(&mut self, number: u32, first: bool, offset: u64, end: u64) -> ChunkOutcome {
         if self.epochs.iter().all(|e| e.number != number) && !self.make_room(number) {
-            return Outcome::Duplicate;
+            return ChunkOutcome::Duplicate;
         }
         let epoch = self.epochs.iter_mut().find(|e| e.number == number).unwrap();
         let got = &mut self.got;
         if epoch.broken {
-            return Outcome::Broken;
+            return ChunkOutcome::Broken;
         }
         if end <= epoch.loose {
             got.push((offset, end - offset));
-            return Outcome::Restored;
+            return ChunkOutcome::Restored;
         }
         match epoch.next {
             None if first => epoch.next = Some(offset),
-            Some(next) if first && next < offset => return Outcome::Contradiction,
-            Some(next) if first && next > offset => return Outcome::Duplicate,
+            Some(next) if first && next < offset => return ChunkOutcome::Contradiction,
+            Some(next) if first && next > offset => return ChunkOutcome::Duplicate,
             _ => {}
         }
         match epoch.next {
             Some(next) if next == offset => {
                 epoch.pass(offset, end, got);
                 epoch.drain(got);
-                Outcome::Restored
+                ChunkOutcome::Restored
             }
-            Some(next) if offset < next && end <= next => Outcome::Duplicate,
-            Some(next) if offset < next => Outcome::Contradiction,
+            Some(next) if offset < next && end <= next => ChunkOutcome::Duplicate,
+            Some(next) if offset < next => ChunkOutcome::Contradiction,
             _ => {
                 let known = epoch.held.iter().any(|(at, _)| *at == offset);
                 if !known {
@@ -127,10 +127,10 @@ impl Naive {
                 }
                 begin_behind(epoch, self.chained, self.alone_to);
                 if known {
-                    return Outcome::Duplicate;
+                    return ChunkOutcome::Duplicate;
                 }
                 epoch.drain(got);
-                Outcome::Held
+                ChunkOutcome::Held
             }
         }
     }

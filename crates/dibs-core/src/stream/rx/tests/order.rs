@@ -25,16 +25,16 @@ impl Scene {
         }
     }
 
-    fn feed(&mut self, piece: usize) -> Outcome {
+    fn feed(&mut self, piece: usize) -> ChunkOutcome {
         self.take(piece, false)
     }
 
     /// The second piece comes as one that is withheld.
-    fn withhold(&mut self) -> Outcome {
+    fn withhold(&mut self) -> ChunkOutcome {
         self.take(1, true)
     }
 
-    fn take(&mut self, piece: usize, withheld: bool) -> Outcome {
+    fn take(&mut self, piece: usize, withheld: bool) -> ChunkOutcome {
         let piece = Piece {
             withheld,
             ..self.pieces[piece].piece()
@@ -44,7 +44,7 @@ impl Scene {
     }
 
     /// The second piece is sent again when `sent` pieces have been sent.
-    fn again(&mut self, sent: usize) -> Outcome {
+    fn again(&mut self, sent: usize) -> ChunkOutcome {
         let again = solo(1, &self.plain, LEN, LEN);
         let piece = Piece {
             ahead: ((sent - 1) * LEN) as u32,
@@ -70,14 +70,14 @@ fn what_is_withheld_is_part_of_its_chain() {
         let mut scene = Scene::new();
         scene.feed(0);
         if late {
-            assert_eq!(scene.feed(2), Outcome::Held);
-            assert_eq!(scene.withhold(), Outcome::Restored);
+            assert_eq!(scene.feed(2), ChunkOutcome::Held);
+            assert_eq!(scene.withhold(), ChunkOutcome::Restored);
         } else {
-            assert_eq!(scene.withhold(), Outcome::Restored);
-            assert_eq!(scene.feed(2), Outcome::Restored);
+            assert_eq!(scene.withhold(), ChunkOutcome::Restored);
+            assert_eq!(scene.feed(2), ChunkOutcome::Restored);
         }
         assert_eq!(scene.got(), [0, 2]);
-        assert_eq!(scene.again(3), Outcome::Restored);
+        assert_eq!(scene.again(3), ChunkOutcome::Restored);
         assert_eq!(scene.got(), [0, 2, 1]);
         assert_eq!(scene.store.held(), 0);
     }
@@ -88,14 +88,14 @@ fn what_is_sent_again_does_not_overtake() {
     let mut scene = Scene::new();
     scene.feed(0);
     scene.withhold();
-    assert_eq!(scene.again(4), Outcome::Held);
+    assert_eq!(scene.again(4), ChunkOutcome::Held);
     assert!(scene.stream.holds_back());
-    assert_eq!(scene.feed(3), Outcome::Held);
+    assert_eq!(scene.feed(3), ChunkOutcome::Held);
     assert_eq!(scene.got(), [0]);
-    assert_eq!(scene.feed(2), Outcome::Restored);
+    assert_eq!(scene.feed(2), ChunkOutcome::Restored);
     assert_eq!(scene.got(), [0, 2, 3, 1]);
     assert!(!scene.stream.holds_back());
-    assert_eq!(scene.feed(4), Outcome::Restored);
+    assert_eq!(scene.feed(4), ChunkOutcome::Restored);
     assert_eq!(scene.store.held(), 0);
 }
 
@@ -105,7 +105,7 @@ fn what_is_sent_again_does_not_wait_for_ever() {
     let mut scene = Scene::new();
     scene.feed(0);
     scene.withhold();
-    assert_eq!(scene.again(4), Outcome::Held);
+    assert_eq!(scene.again(4), ChunkOutcome::Held);
     let ended = scene
         .stream
         .release_start(&mut scene.store, &mut scene.kernel);
@@ -115,7 +115,7 @@ fn what_is_sent_again_does_not_wait_for_ever() {
     let mut scene = Scene::new();
     scene.feed(0);
     scene.withhold();
-    assert_eq!(scene.again(4), Outcome::Held);
+    assert_eq!(scene.again(4), ChunkOutcome::Held);
     let next = chain(
         2,
         BASE_OFFSET + 3 * LEN as u64,
@@ -133,9 +133,9 @@ fn what_is_sent_again_does_not_wait_for_ever() {
     // Nor does it outlive its connection.
     let mut scene = Scene::new();
     scene.feed(0);
-    assert_eq!(scene.again(4), Outcome::Restored);
+    assert_eq!(scene.again(4), ChunkOutcome::Restored);
     scene.withhold();
-    assert_eq!(scene.again(4), Outcome::Held);
+    assert_eq!(scene.again(4), ChunkOutcome::Held);
     scene.stream.clear(&mut scene.store);
     assert_eq!(scene.store.held(), 0);
 }
@@ -155,7 +155,7 @@ fn what_a_peer_says_to_lie_beyond_all_offsets_is_no_more_than_that() {
             .stream
             .chunk(&piece, &Keys, &mut scene.store, &mut scene.kernel);
         // The initial buffer hangs on the offset, so it restores to something else.
-        assert_eq!(outcome, Outcome::Contradiction);
+        assert_eq!(outcome, ChunkOutcome::Contradiction);
     }
     assert_eq!(scene.store.held(), 0);
 }
