@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use dibs_settings::{Opening, Place};
 use ipnet::IpNet;
 
-use crate::table::Wrong;
+use crate::table::{Many, Word, Wrong};
+use crate::{BadAmount, Endpoint, MatchExpr, PublicKey, Rate, Volume, endpoint};
 
 /// Ports `first..=last`, `first <= last`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +65,147 @@ impl fmt::Display for DaySpan {
     }
 }
 
+/// Functions by which serde reads what has shape: `deserialize_with` of a field that has the type or is an option of it.
+pub(crate) mod read {
+    use std::collections::BTreeMap;
+    use std::fmt::Display;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer};
+
+    use super::*;
+
+    macro_rules! texts {
+        ($($name:ident: $parse:expr => $type:ty;)*) => {$(
+            pub(crate) fn $name<'de, D: Deserializer<'de>, T: From<$type>>(from: D) -> Result<T, D::Error> {
+                let text = String::deserialize(from)?;
+                $parse(&text).map(T::from).map_err(D::Error::custom)
+            }
+        )*};
+    }
+
+    texts! {
+        name: super::name => String;
+        interface: super::interface => String;
+        steered_interface: super::steered_interface => String;
+        device: super::device => String;
+        user: super::user => String;
+        local_address: super::local_address => IpAddr;
+        loopback: super::loopback => SocketAddr;
+        endpoint: endpoint::endpoint => Endpoint;
+        day_span: super::day_span => DaySpan;
+        match_expr: MatchExpr::parse => MatchExpr;
+        public_key: super::public_key => PublicKey;
+        file: super::file => PathBuf;
+        absolute: super::absolute => PathBuf;
+        socket: super::socket => PathBuf;
+        rate: super::amount => Rate;
+        volume: super::amount => Volume;
+    }
+
+    /// A whole number from `LOW` to `HIGH`.
+    pub(crate) fn whole<'de, const LOW: i64, const HIGH: i64, N, D, T>(
+        from: D,
+    ) -> Result<T, D::Error>
+    where
+        N: TryFrom<i128>,
+        D: Deserializer<'de>,
+        T: From<N>,
+    {
+        let number = i128::deserialize(from)?;
+        let fits = (LOW.into()..=HIGH.into()).contains(&number);
+        let number = N::try_from(number).ok().filter(|_| fits);
+        number.map(T::from).ok_or_else(|| within(LOW, HIGH))
+    }
+
+    /// A number from `LOW` to `HIGH`, with or without a fraction.
+    pub(crate) fn number<'de, const LOW: u32, const HIGH: u32, D>(from: D) -> Result<f64, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        let number = f64::deserialize(from)?;
+        let fits = (LOW.into()..=HIGH.into()).contains(&number);
+        fits.then_some(number).ok_or_else(|| within(LOW, HIGH))
+    }
+
+    pub(crate) fn mark_mask<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+        let mask = whole::<0, { u32::MAX as i64 }, u32, _, _>(from)?;
+        super::mark_mask(mask).map_err(D::Error::custom)
+    }
+
+    fn within<E: Error>(low: impl Display, high: impl Display) -> E {
+        E::custom(format!("has to be within {low} and {high}"))
+    }
+
+    fn each<T, E: Error>(
+        words: &[String],
+        parse: fn(&str) -> Result<T, Wrong>,
+    ) -> Result<Vec<T>, E> {
+        let parse =
+            |(at, word): (usize, &String)| parse(word).map_err(|wrong| wrong.of_element(at));
+        words
+            .iter()
+            .enumerate()
+            .map(parse)
+            .collect::<Result<_, _>>()
+            .map_err(E::custom)
+    }
+
+    /// Texts or whole numbers, or only one.
+    fn words<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+        let words = Many::<Word>::deserialize(from)?.0;
+        Ok(words.into_iter().map(|word| word.0).collect())
+    }
+
+    fn some<T, E: Error>(list: Vec<T>) -> Result<Vec<T>, E> {
+        match list.is_empty() {
+            true => Err(E::custom("is empty")),
+            false => Ok(list),
+        }
+    }
+
+    macro_rules! lists {
+        ($($name:ident: $parse:expr => $type:ty, $words:expr;)*) => {$(
+            pub(crate) fn $name<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<$type>, D::Error> {
+                each(&$words(from)?, $parse)
+            }
+        )*};
+    }
+
+    lists! {
+        openings: super::opening => Opening, words;
+        ports: super::port_range => PortRange, |from| some(words(from)?);
+        prefixes: super::steered_prefix => IpNet, |from| some(words(from)?);
+        networks: super::steered_prefix => IpNet, |from| some(Vec::deserialize(from)?);
+    }
+
+    pub(crate) fn dscp<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u8>, D::Error> {
+        let word = Word::deserialize(from)?.0;
+        super::dscp(&word).map(Some).map_err(D::Error::custom)
+    }
+
+    /// The endpoints of a peer by local path.
+    pub(crate) fn endpoints<'de, D>(from: D) -> Result<Vec<(String, Endpoint)>, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        #[derive(Deserialize)]
+        struct Listed(#[serde(deserialize_with = "endpoint")] Endpoint);
+        let listed = BTreeMap::<String, Listed>::deserialize(from)?;
+        Ok(listed
+            .into_iter()
+            .map(|(path, Listed(at))| (path, at))
+            .collect())
+    }
+}
+
 /// `8000-8010`, or `80`.
 pub(crate) fn port_range(text: &str) -> Result<PortRange, Wrong> {
     let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (port(first), port(last)) {
         (Some(first), Some(last)) if first <= last => Ok(PortRange { first, last }),
+        _ if text.parse::<i128>().is_ok() => Err(Wrong::bare("has to be within 1 and 65535")),
         _ => Err(Wrong::new(
             format!(
                 "\"{}\" is not a port or a range of ports",
@@ -153,11 +291,12 @@ pub(crate) fn dscp(text: &str) -> Result<u8, Wrong> {
         }
         _ => text.parse().ok().filter(|number| *number < 64),
     };
-    named.ok_or_else(|| {
-        Wrong::new(
+    named.ok_or_else(|| match text.parse::<i128>() {
+        Ok(_) => Wrong::bare("has to be within 0 and 63"),
+        Err(_) => Wrong::new(
             format!("\"{}\" is no DSCP", text.escape_debug()),
             "write 0 to 63, or \"EF\", \"CS1\", \"AF21\"",
-        )
+        ),
     })
 }
 
@@ -266,10 +405,8 @@ pub(crate) fn address_with_port(text: &str) -> Result<SocketAddr, Wrong> {
 
 /// A loopback address with port: what listens there asks nobody who he is (docs/threat-model.md, "Keys and the host").
 pub(crate) fn loopback(text: &str) -> Result<SocketAddr, Wrong> {
-    let address = address_with_port(text).map_err(|wrong| Wrong {
-        hint: Some("write \"127.0.0.1:9477\" or \"[::1]:9477\"".to_owned()),
-        ..wrong
-    })?;
+    let address = address_with_port(text)
+        .map_err(|wrong| Wrong::new(wrong.message, "write \"127.0.0.1:9477\" or \"[::1]:9477\""))?;
     match address.ip().is_loopback() {
         true => Ok(address),
         false => Err(Wrong::new(
@@ -352,6 +489,57 @@ pub(crate) fn user(text: &str) -> Result<String, Wrong> {
         format!("\"{}\" is not the name of a user", text.escape_debug()),
         "for a number use uid",
     ))
+}
+
+/// A public key, as `dibsctl pubkey` prints it.
+fn public_key(text: &str) -> Result<PublicKey, Wrong> {
+    let hint = "`dibsctl pubkey` prints it, 44 characters long";
+    let parsed = text.parse();
+    parsed.map_err(|error: crate::KeyError| Wrong::new(error.to_string(), hint))
+}
+
+/// A rate or a volume.
+fn amount<T: FromStr<Err = BadAmount>>(text: &str) -> Result<T, Wrong> {
+    text.parse().map_err(|bad| match bad {
+        BadAmount::Form(hint) => Wrong::new(format!("cannot be \"{}\"", text.escape_debug()), hint),
+        BadAmount::Range(range) => Wrong::bare(format!("has to be within {range}")),
+    })
+}
+
+fn file(text: &str) -> Result<PathBuf, Wrong> {
+    match text {
+        "" => Err(Wrong::bare("is empty")),
+        text if text.contains('\0') => Err(Wrong::bare("has a zero byte")),
+        text => Ok(PathBuf::from(text)),
+    }
+}
+
+/// From wherever the daemon starts, it is to be the same.
+fn absolute(text: &str) -> Result<PathBuf, Wrong> {
+    let path = file(text)?;
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err(Wrong::bare("is not an absolute path")),
+    }
+}
+
+/// A socket's address has room for 107 bytes and a zero: unix(7). The daemon keeps its state and its lock
+/// beside the socket, in files that have its name but for these endings.
+fn socket(text: &str) -> Result<PathBuf, Wrong> {
+    // Choices lie beside it: from another directory the next daemon would not find them.
+    let path = absolute(text)?;
+    if let Some(taken) = { path.extension() }.filter(|end| *end == "state" || *end == "lock") {
+        return Err(Wrong::bare(format!(
+            "ends in .{}, as the file beside it that the daemon keeps",
+            taken.display()
+        )));
+    }
+    match path.as_os_str().len() {
+        0..=107 => Ok(path),
+        long => Err(Wrong::bare(format!(
+            "is {long} bytes long, and the path of a socket at most 107"
+        ))),
+    }
 }
 
 #[cfg(test)]

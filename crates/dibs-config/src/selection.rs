@@ -142,7 +142,7 @@ impl Selection {
             "match" => MatchExpr::parse(text).map(|expr| self.match_expr = Some(expr)),
             _ => Err(Wrong::bare("is nothing that a rule names")),
         };
-        named.map_err(|Wrong { message, hint }| match hint {
+        named.map_err(|Wrong { message, hint, .. }| match hint {
             Some(hint) => format!("{key} {message}: {hint}"),
             None => format!("{key} {message}"),
         })

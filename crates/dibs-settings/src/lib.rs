@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use std::str::FromStr;
 
+use serde::Deserialize;
+
 /// A bump's number in marks and in what daemons say to each other: 1 to 14. 0 is plain, 15 the daemon's own sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BumpId(NonZeroU8);
@@ -48,7 +50,8 @@ impl fmt::Display for BumpId {
 }
 
 /// How new data is shared out over the paths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
     /// Earliest predicted delivery within the windows; a slower path where the sender has enough under way for it.
     #[default]
@@ -102,7 +105,8 @@ impl FromStr for Scheduler {
 }
 
 /// The paths by which keys may be agreed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Handshake {
     /// Paths that both ends call trusted.
     Trusted,
@@ -127,7 +131,8 @@ impl Handshake {
 }
 
 /// What a path is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Data.
     #[default]
