@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_config::{Level, RuleConfig, Selection};
+use dibs_config::{Level, RuleConfig};
 use dibs_control::RuleId;
 use dibs_io::LocalTime;
 use dibs_settings::BumpId;
@@ -56,17 +56,13 @@ pub(crate) fn of_file(
     now: LocalTime,
     why: String,
 ) -> Result<Rule, String> {
-    let anybodys = Selection {
-        user: None,
-        ..rule.selection.clone()
-    };
     let anybodys = RuleConfig {
-        selection: anybodys,
+        selection: rule.selection.without("user"),
         ..rule.clone()
     };
     let mut made = rules::of_file(id, &anybodys, bump, now)?;
     made.classes = made.classes.iter().map(|class| class.coarse()).collect();
-    let user = rule.selection.user.iter();
+    let user = rule.selection.user().into_iter();
     made.selector
         .extend(user.map(|name| ("user".to_owned(), name.clone())));
     made.selection = rule.selection.clone();
@@ -121,7 +117,7 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
 fn names(daemon: &Daemon) -> BTreeSet<String> {
     let state = daemon.state.borrow();
     let lacking = { state.rules.all().iter() }.filter(|rule| rule.unresolved.is_some());
-    let names = lacking.filter_map(|rule| rule.selection.user.clone());
+    let names = lacking.filter_map(|rule| rule.selection.user().cloned());
     names.collect()
 }
 
@@ -151,7 +147,7 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
     };
     let (mut gone, mut resolved, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for rule in &mut rules {
-        let name = { rule.selection.user.as_ref() }.filter(|_| rule.unresolved.is_some());
+        let name = { rule.selection.user() }.filter(|_| rule.unresolved.is_some());
         let Some(&uid) = name.and_then(|name| known.get(name)) else {
             continue;
         };

@@ -1,11 +1,11 @@
 //! The bumps: those that are built in, as each `[[bump]]` sets them, and devices.
 
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Wrong, meant, no_such_word};
 use serde::Deserialize;
 
 use crate::check::read;
 use crate::error::Error;
-use crate::table::{Origin, Wrong, meant, no_such_word};
+use crate::table::Origin;
 use crate::{BumpConfig, BumpKind, DEVICE, PathConfig};
 
 /// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.

@@ -1,76 +1,22 @@
 //! The shapes of single values.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use dibs_settings::{Opening, Place};
+use dibs_settings::{Opening, Place, PortRange, Wrong, interface, port_range, steered_prefix};
 use ipnet::IpNet;
 
-use crate::table::{Many, Word, Wrong};
-use crate::{BadAmount, Endpoint, MatchExpr, PublicKey, Rate, Volume, endpoint};
-
-/// Ports `first..=last`, `first <= last`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortRange {
-    /// Lowest, at least 1.
-    pub first: u16,
-    /// Highest.
-    pub last: u16,
-}
-
-impl fmt::Display for PortRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.first == self.last {
-            write!(f, "{}", self.first)
-        } else {
-            write!(f, "{}-{}", self.first, self.last)
-        }
-    }
-}
-
-/// A part of each day by the host's local time, from `start` up to, not including, `end`, in
-/// minutes after midnight. `end` below `start` reaches into the next day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DaySpan {
-    /// 0 to 1439.
-    pub start: u16,
-    /// 0 to 1439, not `start`.
-    pub end: u16,
-}
-
-impl DaySpan {
-    /// Whether a minute after midnight lies within.
-    pub fn contains(self, minute: u16) -> bool {
-        if self.start < self.end {
-            (self.start..self.end).contains(&minute)
-        } else {
-            minute >= self.start || minute < self.end
-        }
-    }
-}
-
-impl fmt::Display for DaySpan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (start, end) = (self.start, self.end);
-        write!(
-            f,
-            "{:02}:{:02}-{:02}:{:02}",
-            start / 60,
-            start % 60,
-            end / 60,
-            end % 60
-        )
-    }
-}
+use crate::table::{Many, Word, fault};
+use crate::{BadAmount, Endpoint, PublicKey, Rate, Volume, endpoint};
 
 /// Functions by which serde reads what has shape: `deserialize_with` of a field that has the type or is an option of it.
 pub(crate) mod read {
     use std::collections::BTreeMap;
     use std::fmt::Display;
 
-    use serde::de::Error;
+    use dibs_settings::{Form, Term};
+    use serde::de::{DeserializeSeed, Error};
     use serde::{Deserialize, Deserializer};
 
     use super::*;
@@ -79,7 +25,7 @@ pub(crate) mod read {
         ($($name:ident: $parse:expr => $type:ty;)*) => {$(
             pub(crate) fn $name<'de, D: Deserializer<'de>, T: From<$type>>(from: D) -> Result<T, D::Error> {
                 let text = String::deserialize(from)?;
-                $parse(&text).map(T::from).map_err(D::Error::custom)
+                $parse(&text).map(T::from).map_err(|wrong| fault(wrong, None))
             }
         )*};
     }
@@ -87,14 +33,10 @@ pub(crate) mod read {
     texts! {
         name: super::name => String;
         interface: super::interface => String;
-        steered_interface: super::steered_interface => String;
         device: super::device => String;
-        user: super::user => String;
         local_address: super::local_address => IpAddr;
         loopback: super::loopback => SocketAddr;
         endpoint: endpoint::endpoint => Endpoint;
-        day_span: super::day_span => DaySpan;
-        match_expr: MatchExpr::parse => MatchExpr;
         public_key: super::public_key => PublicKey;
         file: super::file => PathBuf;
         absolute: super::absolute => PathBuf;
@@ -130,7 +72,7 @@ pub(crate) mod read {
 
     pub(crate) fn mark_mask<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
         let mask = whole::<0, { u32::MAX as i64 }, u32, _, _>(from)?;
-        super::mark_mask(mask).map_err(D::Error::custom)
+        super::mark_mask(mask).map_err(|wrong| fault(wrong, None))
     }
 
     fn within<E: Error>(low: impl Display, high: impl Display) -> E {
@@ -139,16 +81,11 @@ pub(crate) mod read {
 
     fn each<T, E: Error>(
         words: &[String],
-        parse: fn(&str) -> Result<T, Wrong>,
+        parse: impl Fn(&str) -> Result<T, Wrong>,
     ) -> Result<Vec<T>, E> {
         let parse =
-            |(at, word): (usize, &String)| parse(word).map_err(|wrong| wrong.of_element(at));
-        words
-            .iter()
-            .enumerate()
-            .map(parse)
-            .collect::<Result<_, _>>()
-            .map_err(E::custom)
+            |(at, word): (usize, &String)| parse(word).map_err(|wrong| fault(wrong, Some(at)));
+        words.iter().enumerate().map(parse).collect()
     }
 
     /// Texts or whole numbers, or only one.
@@ -174,14 +111,25 @@ pub(crate) mod read {
 
     lists! {
         openings: super::opening => Opening, words;
-        ports: super::port_range => PortRange, |from| some(words(from)?);
-        prefixes: super::steered_prefix => IpNet, |from| some(words(from)?);
         networks: super::steered_prefix => IpNet, |from| some(Vec::deserialize(from)?);
     }
 
-    pub(crate) fn dscp<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u8>, D::Error> {
-        let word = Word::deserialize(from)?.0;
-        super::dscp(&word).map(Some).map_err(D::Error::custom)
+    /// The term of a key.
+    pub(crate) struct OfKey<'k>(pub(crate) &'k str);
+
+    impl<'de> DeserializeSeed<'de> for OfKey<'_> {
+        type Value = Vec<Term>;
+
+        fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Vec<Term>, D::Error> {
+            let key = self.0;
+            let texts = match Term::kind(key).map(|(form, _)| form) {
+                Some(Form::Words) => some(words(from)?)?,
+                Some(Form::Word) => vec![Word::deserialize(from)?.0],
+                Some(Form::Number) => vec![i128::deserialize(from)?.to_string()],
+                Some(Form::Text) | None => vec![String::deserialize(from)?],
+            };
+            each(&texts, |text| Term::parse(key, text))
+        }
     }
 
     /// The endpoints of a peer by local path.
@@ -196,23 +144,6 @@ pub(crate) mod read {
             .into_iter()
             .map(|(path, Listed(at))| (path, at))
             .collect())
-    }
-}
-
-/// `8000-8010`, or `80`.
-pub(crate) fn port_range(text: &str) -> Result<PortRange, Wrong> {
-    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    match (port(first), port(last)) {
-        (Some(first), Some(last)) if first <= last => Ok(PortRange { first, last }),
-        _ if text.parse::<i128>().is_ok() => Err(Wrong::bare("has to be within 1 and 65535")),
-        _ => Err(Wrong::new(
-            format!(
-                "\"{}\" is not a port or a range of ports",
-                text.escape_debug()
-            ),
-            "a port is 80, a range \"8000-8010\", several [80, \"8000-8010\"]",
-        )),
     }
 }
 
@@ -252,54 +183,6 @@ fn address_of(text: &str) -> Option<IpAddr> {
     usable.then_some(address)
 }
 
-/// `08:00-18:00`
-pub(crate) fn day_span(text: &str) -> Result<DaySpan, Wrong> {
-    let number = |text: &str, limit: u16| {
-        let digits = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
-        text.parse::<u16>()
-            .ok()
-            .filter(|number| digits && *number < limit)
-    };
-    let minute = |text: &str| {
-        let (hour, minute) = text.split_once(':')?;
-        Some(number(hour, 24)? * 60 + number(minute, 60)?)
-    };
-    let parsed = text
-        .split_once('-')
-        .and_then(|(start, end)| Some((minute(start)?, minute(end)?)));
-    match parsed {
-        Some((start, end)) if start == end => Err(Wrong::new(
-            format!("\"{text}\" is empty"),
-            "leave time out for a rule that always holds",
-        )),
-        Some((start, end)) => Ok(DaySpan { start, end }),
-        None => Err(Wrong::new(
-            format!("\"{}\" is not a part of a day", text.escape_debug()),
-            "write \"08:00-18:00\"",
-        )),
-    }
-}
-
-/// The name of a code point: RFC 2474, RFC 2597, RFC 3246, RFC 8622.
-pub(crate) fn dscp(text: &str) -> Result<u8, Wrong> {
-    let named = match text.as_bytes() {
-        b"EF" => Some(46),
-        b"LE" => Some(1),
-        [b'C', b'S', class @ b'0'..=b'7'] => Some((class - b'0') << 3),
-        [b'A', b'F', class @ b'1'..=b'4', drop @ b'1'..=b'3'] => {
-            Some(((class - b'0') << 3) | ((drop - b'0') << 1))
-        }
-        _ => text.parse().ok().filter(|number| *number < 64),
-    };
-    named.ok_or_else(|| match text.parse::<i128>() {
-        Ok(_) => Wrong::bare("has to be within 0 and 63"),
-        Err(_) => Wrong::new(
-            format!("\"{}\" is no DSCP", text.escape_debug()),
-            "write 0 to 63, or \"EF\", \"CS1\", \"AF21\"",
-        ),
-    })
-}
-
 /// A mask that is one run of at least six bits: four for the bump id, OVERRIDE, LOCKED.
 pub(crate) fn mark_mask(mask: u32) -> Result<u32, Wrong> {
     let run = mask.checked_shr(mask.trailing_zeros()).unwrap_or(0);
@@ -319,44 +202,6 @@ pub(crate) fn mark_mask(mask: u32) -> Result<u32, Wrong> {
         ));
     }
     Ok(mask)
-}
-
-/// A network, or an address, which stands for itself alone.
-pub(crate) fn prefix(text: &str) -> Result<IpNet, Wrong> {
-    let parsed = text
-        .parse::<IpNet>()
-        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    match parsed {
-        Ok(net) if net.trunc() != net => Err(Wrong::new(
-            format!("\"{net}\" has bits set behind its prefix length"),
-            format!("{} or {}/{}", net.trunc(), net.addr(), net.max_prefix_len()),
-        )),
-        Ok(net) => Ok(net),
-        Err(_) => Err(Wrong::new(
-            format!(
-                "\"{}\" is not an address with prefix length",
-                text.escape_debug()
-            ),
-            "write \"10.0.1.2/32\" or \"fd00::/64\"",
-        )),
-    }
-}
-
-/// A prefix that traffic may be steered to (docs/threat-model.md, "The peer").
-pub(crate) fn steered_prefix(text: &str) -> Result<IpNet, Wrong> {
-    let net = prefix(text)?;
-    let address = net.network();
-    if net.prefix_len() > 0 && (address.is_loopback() || address.is_multicast()) {
-        let kind = if address.is_loopback() {
-            "loopback"
-        } else {
-            "multicast"
-        };
-        return Err(Wrong::bare(format!(
-            "\"{net}\" is {kind}, which is never steered"
-        )));
-    }
-    Ok(net)
 }
 
 /// A local address that a socket can be bound to and a peer can answer.
@@ -430,35 +275,6 @@ pub(crate) fn name(text: &str) -> Result<String, Wrong> {
     ))
 }
 
-/// The name of an interface, its own or an alternative one: what the kernel takes, less what shells and iptables (`+`)
-/// misread.
-pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "_.-:@".contains(c);
-    if (1..=127).contains(&text.len()) && text.chars().all(fits) && !text.starts_with(['-', '.']) {
-        return Ok(text.to_owned());
-    }
-    Err(Wrong::new(
-        format!(
-            "\"{}\" is not the name of an interface",
-            text.escape_debug()
-        ),
-        "letters, digits and \"_.-:@\", as `ip link` shows it, or one of its altnames there",
-    ))
-}
-
-/// The interface of a rule, as iptables and paths under /proc/sys take it.
-pub(crate) fn steered_interface(text: &str) -> Result<String, Wrong> {
-    let name = interface(text)?;
-    let fits = name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-    if !fits || matches!(name.as_str(), "lo" | "all" | "default") || name.contains(':') {
-        return Err(Wrong::new(
-            format!("\"{name}\" is not an interface that leads to a peer"),
-            "write a name that `ip link` shows, such as \"eth0\"",
-        ));
-    }
-    Ok(name)
-}
-
 /// The device of a bump: an interface of another program's.
 pub(crate) fn device(text: &str) -> Result<String, Wrong> {
     let name = interface(text)?;
@@ -476,19 +292,6 @@ pub(crate) fn device(text: &str) -> Result<String, Wrong> {
         ));
     }
     Ok(name)
-}
-
-/// The name of a user.
-pub(crate) fn user(text: &str) -> Result<String, Wrong> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "_.-@".contains(c);
-    let body = text.strip_suffix('$').unwrap_or(text);
-    if (1..=32).contains(&body.len()) && body.chars().all(fits) && !body.starts_with(['-', '.']) {
-        return Ok(text.to_owned());
-    }
-    Err(Wrong::new(
-        format!("\"{}\" is not the name of a user", text.escape_debug()),
-        "for a number use uid",
-    ))
 }
 
 /// A public key, as `dibsctl pubkey` prints it.
@@ -544,7 +347,13 @@ fn socket(text: &str) -> Result<PathBuf, Wrong> {
 
 #[cfg(test)]
 mod tests {
+    use dibs_settings::Term;
+
     use super::*;
+
+    fn user(text: &str) -> Result<Term, Wrong> {
+        Term::parse("user", text)
+    }
 
     #[test]
     fn mark_masks() {
@@ -554,78 +363,6 @@ mod tests {
         for bad in [0, 1, 0x1f, 0x3f00_0001, 0x7e00_7e00, 0xf800_0000] {
             assert!(mark_mask(bad).is_err(), "{bad:#x}");
         }
-    }
-
-    #[test]
-    fn day_spans_may_cross_midnight() {
-        let day = day_span("08:00-18:00").unwrap();
-        assert!(day.contains(8 * 60) && day.contains(17 * 60 + 59));
-        assert!(!day.contains(7 * 60 + 59) && !day.contains(18 * 60));
-        let night = day_span("22:30-06:00").unwrap();
-        assert!(night.contains(23 * 60) && night.contains(0) && !night.contains(12 * 60));
-        assert_eq!(night.to_string(), "22:30-06:00");
-        for bad in [
-            "08:00",
-            "8:00-18:00",
-            "08:00-24:00",
-            "08:60-09:00",
-            "+8:00-09:00",
-            "1:1-2:2",
-        ] {
-            assert!(day_span(bad).is_err(), "{bad}");
-        }
-        assert!(day_span("08:00-08:00").is_err());
-    }
-
-    #[test]
-    fn code_points() {
-        for (text, number) in [
-            ("EF", 46),
-            ("CS0", 0),
-            ("CS7", 56),
-            ("AF11", 10),
-            ("AF43", 38),
-            ("LE", 1),
-            ("63", 63),
-        ] {
-            assert_eq!(dscp(text).unwrap(), number, "{text}");
-        }
-        for bad in ["", "64", "CS8", "AF14", "AF50", "ef", "-1", "EF\n"] {
-            assert!(dscp(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn port_ranges() {
-        assert_eq!(
-            port_range("80").unwrap(),
-            PortRange {
-                first: 80,
-                last: 80
-            }
-        );
-        assert_eq!(port_range("8000-8010").unwrap().to_string(), "8000-8010");
-        for bad in ["0", "", "-", "9-8", "1-65536", "http", "1 - 2"] {
-            assert!(port_range(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn prefixes() {
-        assert_eq!(prefix("10.0.1.2").unwrap().to_string(), "10.0.1.2/32");
-        assert_eq!(prefix("fd00::/64").unwrap().to_string(), "fd00::/64");
-        assert!(
-            prefix("10.0.1.2/24")
-                .unwrap_err()
-                .hint
-                .unwrap()
-                .contains("10.0.1.0/24")
-        );
-        for bad in ["10.0.1/24", "10.0.1.2/33", "host", "fd00::/129", ""] {
-            assert!(prefix(bad).is_err(), "{bad}");
-        }
-        assert!(steered_prefix("0.0.0.0/0").is_ok());
-        assert!(steered_prefix("127.0.0.0/8").is_err() && steered_prefix("ff02::/16").is_err());
     }
 
     #[test]

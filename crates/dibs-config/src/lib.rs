@@ -7,12 +7,11 @@
 mod amount;
 mod bumps;
 mod check;
+mod claim;
 mod endpoint;
 mod error;
 mod keys;
-mod match_expr;
 mod parse;
-mod selection;
 pub mod setup;
 mod table;
 
@@ -26,16 +25,14 @@ use serde::Deserialize;
 pub use amount::{BadAmount, Rate, Volume};
 pub use bumps::BuiltIn;
 use check::read;
-pub use check::{DaySpan, PortRange};
-pub use dibs_settings::Level;
+pub use claim::{Claim, Conflict};
+pub use dibs_settings::{DaySpan, Level, MatchExpr, PortRange, Selection};
 pub use endpoint::Endpoint;
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
     read_private_key,
 };
-pub use match_expr::MatchExpr;
-pub use selection::{Claim, Conflict, Selection};
 use table::Origin;
 
 /// A configuration whose values were checked one by one and against each other.
@@ -313,7 +310,7 @@ pub fn state_dir(file: &Path) -> PathBuf {
 
 /// Whether a `[[path]]` can name this interface.
 pub fn is_interface_name(text: &str) -> bool {
-    check::interface(text).is_ok()
+    dibs_settings::interface(text).is_ok()
 }
 
 /// Checks `text`; `name` is what errors call the file.

@@ -1,18 +1,21 @@
 //! From the file as it is read to a [`Config`]: the sections one by one, each against those before it.
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::LazyLock;
 
-use dibs_settings::{Handshake, Role, Scheduler};
+use dibs_settings::{Handshake, Role, Scheduler, Selection, Shows, Term, Wrong, meant};
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::bumps::{self, BumpTable};
-use crate::check::read;
+use crate::check::read::{self, OfKey};
 use crate::error::Error;
-use crate::table::{Origin, Wrong, meant};
+use crate::table::Origin;
 use crate::{
-    BumpConfig, Config, Daemon, DaySpan, Level, MatchExpr, PathConfig, PathUsage, PeerConfig,
-    PortRange, Prefer, Rate, RuleConfig, Selection, Trust, Volume,
+    BumpConfig, Config, Daemon, Level, PathConfig, PathUsage, PeerConfig, Prefer, Rate, RuleConfig,
+    Trust, Volume,
 };
 
 /// The whole file, each value right by itself.
@@ -61,58 +64,83 @@ impl From<PathTable> for PathConfig {
     }
 }
 
-/// A protocol that rules select: TCP, the only one that is steered.
+/// A `[[rule]]`.
+struct RuleTable {
+    bump: String,
+    all: bool,
+    selection: Selection,
+    priority: i32,
+    require: bool,
+    prefer: bool,
+    scheduler: Option<Scheduler>,
+}
+
+/// Keys of a rule that are no terms: those that stand before them where all are named, and those behind.
+const RULE: [&[&str]; 2] = [
+    &["bump", "protocol", "all"],
+    &["priority", "require", "prefer", "scheduler"],
+];
+
+/// TCP is the only one that is steered.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Protocol {
     Tcp,
 }
 
+/// Enough for any order, and short in listings.
 #[derive(Deserialize)]
-#[serde(rename = "[[rule]]")]
-struct RuleTable {
-    bump: String,
-    #[serde(default, rename = "protocol")]
-    _protocol: Option<Protocol>,
-    #[serde(default)]
-    all: bool,
-    #[serde(default, deserialize_with = "read::ports")]
-    dport: Vec<PortRange>,
-    #[serde(default, deserialize_with = "read::ports")]
-    sport: Vec<PortRange>,
-    #[serde(default, deserialize_with = "read::whole::<0, NOBODY, u32, _, _>")]
-    uid: Option<u32>,
-    #[serde(default, deserialize_with = "read::user")]
-    user: Option<String>,
-    #[serde(default, deserialize_with = "read::whole::<0, NOBODY, u32, _, _>")]
-    gid: Option<u32>,
-    #[serde(default, deserialize_with = "read::prefixes")]
-    source: Vec<IpNet>,
-    #[serde(default, deserialize_with = "read::prefixes")]
-    destination: Vec<IpNet>,
-    #[serde(default, deserialize_with = "read::steered_interface")]
-    interface: Option<String>,
-    #[serde(default, deserialize_with = "read::dscp")]
-    dscp: Option<u8>,
-    #[serde(default, deserialize_with = "read::day_span")]
-    time: Option<DaySpan>,
-    #[serde(default, rename = "match", deserialize_with = "read::match_expr")]
-    match_expr: Option<MatchExpr>,
-    /// Enough for any order, and short in listings.
-    #[serde(
-        default,
-        deserialize_with = "read::whole::<-1_000_000, 1_000_000, i32, _, _>"
-    )]
-    priority: i32,
-    #[serde(default)]
-    require: bool,
-    #[serde(default)]
-    prefer: bool,
-    scheduler: Option<Scheduler>,
+struct Priority(#[serde(deserialize_with = "read::whole::<-1_000_000, 1_000_000, i32, _, _>")] i32);
+
+impl<'de> Deserialize<'de> for RuleTable {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+            let [first, last] = RULE.map(|keys| keys.iter().copied());
+            first.chain(Term::keys()).chain(last).collect()
+        });
+        from.deserialize_struct("[[rule]]", &KEYS, RuleVisitor)
+    }
 }
 
-/// Highest number of a user or group; the one above is the kernel's "none".
-const NOBODY: i64 = u32::MAX as i64 - 1;
+struct RuleVisitor;
+
+impl<'de> Visitor<'de> for RuleVisitor {
+    type Value = RuleTable;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a rule")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<RuleTable, M::Error> {
+        let (mut bump, mut all, mut priority, mut scheduler) = (None, false, 0, None);
+        let (mut require, mut prefer, mut selection) = (false, false, Selection::default());
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "bump" => bump = Some(map.next_value()?),
+                "protocol" => {
+                    let Protocol::Tcp = map.next_value()?;
+                }
+                "all" => all = map.next_value()?,
+                "priority" => Priority(priority) = map.next_value()?,
+                "require" => require = map.next_value()?,
+                "prefer" => prefer = map.next_value()?,
+                "scheduler" => scheduler = Some(map.next_value()?),
+                key => { map.next_value_seed(OfKey(key))? }
+                    .into_iter()
+                    .for_each(|term| selection.add(term)),
+            }
+        }
+        Ok(RuleTable {
+            bump: bump.ok_or_else(|| M::Error::missing_field("bump"))?,
+            all,
+            selection,
+            priority,
+            require,
+            prefer,
+            scheduler,
+        })
+    }
+}
 
 pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let origin = Origin::new(name, text);
@@ -316,26 +344,14 @@ fn rule(
         Err(origin.at_key(&at(key), message.to_owned(), Some(hint.to_owned())))
     };
     bumps::check_known(&table.bump, bumps, &at("bump"), origin)?;
-    if table.uid.is_some() && table.user.is_some() {
+    let selection = table.selection;
+    if selection.uid().is_some() && selection.user().is_some() {
         return wrong(
             "user",
             "a rule has uid or user, not both",
             "delete one of them",
         );
     }
-    let selection = Selection {
-        sport: table.sport,
-        dport: table.dport,
-        source: table.source,
-        destination: table.destination,
-        uid: table.uid,
-        user: table.user,
-        gid: table.gid,
-        interface: table.interface,
-        dscp: table.dscp,
-        time: table.time,
-        match_expr: table.match_expr,
-    };
     let level = match (table.require, table.prefer) {
         (true, true) => {
             let message = "a rule requires its bump or prefers it, not both";
@@ -345,14 +361,17 @@ fn rule(
         (false, true) => Level::Prefer,
         (false, false) => Level::Usual,
     };
-    if let (Level::Require, Some(key)) = (level, selection.shows_only_sending()) {
+    if let (Level::Require, Some(key)) = (level, selection.shows(&[Shows::Sending])) {
         let message = format!(
             "a rule with {key} cannot require its bump: whether a connection is meant shows only as it sends"
         );
         let hint = "name it by ports, addresses, uid or user, time";
         return wrong("require", &message, hint);
     }
-    if let (Some(_), Some(key)) = (table.scheduler, selection.shows_elsewhere()) {
+    if let (Some(_), Some(key)) = (
+        table.scheduler,
+        selection.shows(&[Shows::Socket, Shows::Sending]),
+    ) {
         let message = format!(
             "a rule with {key} cannot have a scheduler: who shares out data over the paths sees addresses and \
              ports alone"
@@ -371,7 +390,7 @@ fn rule(
             "name them, such as dport = 443, or write all = true for every TCP connection to the peers",
         );
     }
-    if let (true, Some(key)) = (table.all, selection.names_ends()) {
+    if let (true, Some(key)) = (table.all, selection.shows(&[Shows::Ends, Shows::Socket])) {
         let message =
             format!("a rule with all = true selects every connection, and {key} does not");
         return wrong("all", &message, "delete one of them");

@@ -5,6 +5,7 @@ use std::iter::Peekable;
 use std::ops::Range;
 use std::vec::IntoIter;
 
+use dibs_settings::{Wrong, meant, no_such_word};
 use serde::Deserialize;
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Expected, IntoDeserializer, MapAccess,
@@ -17,81 +18,72 @@ use crate::error::{Error, Invalid};
 
 type Span = Range<usize>;
 
-/// Fault of a value: the rest of the sentence after the key, and a hint.
+/// Fault of a value that is read.
 #[derive(Debug)]
-pub(crate) struct Wrong {
-    pub(crate) message: String,
-    pub(crate) hint: Option<String>,
+pub(crate) struct Fault {
+    wrong: Wrong,
     /// Index of the element at fault, in a list.
     element: Option<usize>,
-    /// Place, from where the message is a whole sentence.
+    /// Place, from where on the message is a whole sentence.
     place: Option<Span>,
 }
 
-impl Wrong {
-    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Wrong {
-            hint: Some(hint.into()),
-            ..Wrong::bare(message)
+impl Fault {
+    fn at(message: String, hint: Option<String>, place: Span) -> Self {
+        Fault {
+            wrong: Wrong { message, hint },
+            element: None,
+            place: Some(place),
         }
     }
 
-    pub(crate) fn bare(message: impl Into<String>) -> Self {
-        Wrong {
-            message: message.into(),
-            hint: None,
+    /// The same, placed and with its subject, unless it has them.
+    fn under(self, subject: &str, place: Span) -> Self {
+        let Wrong { message, hint } = &self.wrong;
+        match self.place {
+            Some(_) => self,
+            None => Fault::at(format!("{subject} {message}"), hint.clone(), place),
+        }
+    }
+}
+
+impl From<Wrong> for Fault {
+    fn from(wrong: Wrong) -> Self {
+        Fault {
+            wrong,
             element: None,
             place: None,
         }
     }
-
-    /// Fault of one element of the list that is read.
-    pub(crate) fn of_element(self, index: usize) -> Self {
-        let element = Some(index);
-        Wrong { element, ..self }
-    }
-
-    fn at(self, place: Span) -> Self {
-        let place = Some(place);
-        Wrong { place, ..self }
-    }
-
-    /// The same, placed and with its subject, unless it has them.
-    fn under(mut self, subject: &str, place: Span) -> Self {
-        if self.place.is_none() {
-            self.message = format!("{subject} {}", self.message);
-            self.place = Some(place);
-        }
-        self
-    }
 }
 
-/// Three lines: serde carries the text of a fault through any type that reads itself, and nothing else.
-impl fmt::Display for Wrong {
+/// A fault, of an element of a list if one is named, as serde carries it: by its text alone.
+pub(crate) fn fault<E: serde::de::Error>(wrong: Wrong, element: Option<usize>) -> E {
+    let Wrong { message, hint } = wrong;
+    let element = element.map(|index| index.to_string());
+    let [hint, element] = [hint, element].map(Option::unwrap_or_default);
+    E::custom(format_args!("{message}\n{hint}\n{element}"))
+}
+
+impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hint = self.hint.as_deref().unwrap_or_default();
-        let element = self.element.map(|index| index.to_string());
-        write!(
-            f,
-            "{}\n{hint}\n{}",
-            self.message,
-            element.unwrap_or_default()
-        )
+        self.wrong.fmt(f)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for Fault {}
 
-impl serde::de::Error for Wrong {
+impl serde::de::Error for Fault {
+    /// Reads what [`fault`] wrote.
     fn custom<T: fmt::Display>(text: T) -> Self {
         let text = text.to_string();
-        let mut lines = text.split('\n');
+        let mut lines = text.split('\n').map(str::to_owned);
         let message = lines.next().unwrap_or_default();
         let hint = lines.next().filter(|hint| !hint.is_empty());
-        Wrong {
-            hint: hint.map(str::to_owned),
-            element: lines.next().and_then(|index| index.parse().ok()),
-            ..Wrong::bare(message)
+        let element = lines.next().and_then(|index| index.parse().ok());
+        Fault {
+            element,
+            ..Wrong { message, hint }.into()
         }
     }
 
@@ -108,19 +100,20 @@ impl serde::de::Error for Wrong {
         let wanted = match wanted.to_string().as_str() {
             "a boolean" => "true or false",
             "a sequence" => "a list",
+            "a map" => "a table",
             "i128" => "a whole number",
             "f64" => "a number",
-            other => return Wrong::bare(format!("is {found}, but has to be {other}")),
+            _ => "a string",
         };
-        Wrong::bare(format!("is {found}, but has to be {wanted}"))
+        Wrong::bare(format!("is {found}, but has to be {wanted}")).into()
     }
 
     fn unknown_variant(word: &str, known: &'static [&'static str]) -> Self {
-        no_such_word(word, known)
+        no_such_word(word, known).into()
     }
 
     fn missing_field(key: &'static str) -> Self {
-        Wrong::bare(format!("lacks \"{key}\""))
+        Wrong::bare(format!("lacks \"{key}\"")).into()
     }
 }
 
@@ -149,9 +142,9 @@ impl Origin {
             depth: 0,
             is_lenient: false,
         };
-        T::deserialize(root).map_err(|wrong| {
-            let place = wrong.place.unwrap_or(0..0);
-            self.error(place, wrong.message, wrong.hint)
+        T::deserialize(root).map_err(|fault| {
+            let place = fault.place.unwrap_or(0..0);
+            self.error(place, fault.wrong.message, fault.wrong.hint)
         })
     }
 
@@ -228,16 +221,16 @@ struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    fn read<S: DeserializeSeed<'a>>(self, seed: S) -> Result<S::Value, Wrong> {
-        seed.deserialize(self).map_err(|wrong| {
-            let element = wrong.element.and_then(|at| self.value.get_ref().get(at));
-            wrong.under(self.key.get_ref(), element.unwrap_or(self.value).span())
+    fn read<S: DeserializeSeed<'a>>(self, seed: S) -> Result<S::Value, Fault> {
+        seed.deserialize(self).map_err(|fault| {
+            let element = fault.element.and_then(|at| self.value.get_ref().get(at));
+            fault.under(self.key.get_ref(), element.unwrap_or(self.value).span())
         })
     }
 
     /// Fault at the key.
-    fn wrong_key<T>(self, message: String) -> Result<T, Wrong> {
-        Err(Wrong::bare(message).at(self.key.span()))
+    fn wrong_key<T>(self, message: String) -> Result<T, Fault> {
+        Err(Fault::at(message, None, self.key.span()))
     }
 
     fn elements(self, list: &'a [Spanned<DeValue<'a>>]) -> Nodes<'a> {
@@ -270,9 +263,9 @@ impl<'a> Node<'a> {
 }
 
 impl<'de> Deserializer<'de> for Node<'de> {
-    type Error = Wrong;
+    type Error = Fault;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value.get_ref() {
             DeValue::String(text) => visitor.visit_str(text),
             DeValue::Integer(number) => {
@@ -297,7 +290,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         }
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         let key = self.key.get_ref();
         match self.value.get_ref() {
             DeValue::Array(_) => self.deserialize_any(visitor),
@@ -317,7 +310,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         title: &'static str,
         known: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Wrong> {
+    ) -> Result<V::Value, Fault> {
         let DeValue::Table(table) = self.value.get_ref() else {
             return self.wrong_key(format!("{} has to be a table, {title}", self.key.get_ref()));
         };
@@ -326,11 +319,11 @@ impl<'de> Deserializer<'de> for Node<'de> {
             let name = key.get_ref();
             if !known.contains(&name.as_ref()) {
                 let message = format!("unknown key \"{}\" in {title}", name.escape_debug());
-                return Err(Wrong::new(message, meant(name, known)).at(key.span()));
+                return Err(Fault::at(message, Some(meant(name, known)), key.span()));
             }
         }
         let read = visitor.visit_map(entries);
-        read.map_err(|wrong| wrong.under(title, self.value.span()))
+        read.map_err(|fault| fault.under(title, self.value.span()))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -338,7 +331,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         _: &'static str,
         _: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Wrong> {
+    ) -> Result<V::Value, Fault> {
         visitor.visit_enum(String::deserialize(self)?.into_deserializer())
     }
 
@@ -346,12 +339,12 @@ impl<'de> Deserializer<'de> for Node<'de> {
         self,
         name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Wrong> {
+    ) -> Result<V::Value, Fault> {
         let is_lenient = name == LENIENT;
         visitor.visit_newtype_struct(Node { is_lenient, ..self })
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         visitor.visit_some(self)
     }
 
@@ -371,84 +364,29 @@ const DATETIME: &str = "datetime";
 struct Nodes<'a>(Peekable<IntoIter<Node<'a>>>);
 
 impl<'de> MapAccess<'de> for Nodes<'de> {
-    type Error = Wrong;
+    type Error = Fault;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
         &mut self,
         seed: K,
-    ) -> Result<Option<K::Value>, Wrong> {
+    ) -> Result<Option<K::Value>, Fault> {
         let key = self.0.peek().map(|node| node.key.get_ref().as_ref());
         key.map(|key: &str| seed.deserialize(key.into_deserializer()))
             .transpose()
     }
 
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Wrong> {
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
         self.0.next().expect("its key came before").read(seed)
     }
 }
 
 impl<'de> SeqAccess<'de> for Nodes<'de> {
-    type Error = Wrong;
+    type Error = Fault;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(
         &mut self,
         seed: S,
-    ) -> Result<Option<S::Value>, Wrong> {
+    ) -> Result<Option<S::Value>, Fault> {
         self.0.next().map(|node| node.read(seed)).transpose()
-    }
-}
-
-/// Fault of a word that is none of `known`.
-pub(crate) fn no_such_word(word: &str, known: &[&str]) -> Wrong {
-    Wrong::new(
-        format!("cannot be \"{}\"", word.escape_debug()),
-        meant(word, known),
-    )
-}
-
-/// The hint for a word that is none of `known`: the nearest, or all.
-pub(crate) fn meant(word: &str, known: &[&str]) -> String {
-    let nearest = known
-        .iter()
-        .map(|&other| (distance(word, other), other))
-        .min();
-    match nearest {
-        Some((far, other)) if far <= 1 + other.len() / 4 => format!("did you mean \"{other}\"?"),
-        _ => format!("known are {}", known.join(", ")),
-    }
-}
-
-/// Levenshtein distance, in bytes.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn distance_counts_edits() {
-        for (a, b, edits) in [("", "abc", 3), ("port", "port", 0), ("prot", "port", 2)] {
-            assert_eq!(distance(a, b), edits, "{a} {b}");
-            assert_eq!(distance(b, a), edits, "{b} {a}");
-        }
-    }
-
-    #[test]
-    fn hint_names_the_nearest_or_all() {
-        let known = ["port", "mark_mask"];
-        assert_eq!(meant("mark_msk", &known), "did you mean \"mark_mask\"?");
-        assert_eq!(meant("colour", &known), "known are port, mark_mask");
     }
 }
