@@ -237,15 +237,14 @@ fn tell(rule: &ClassRule, answer: &Result<Probed, String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dibs_settings::BumpId;
+    use dibs_settings::{BumpId, Term};
 
     /// Rule with all that iptables can refuse.
     fn rule(binding: Binding) -> ClassRule {
         ClassRule {
             dport: Some(80.into()),
             uid: Some(7),
-            dscp: Some(8),
-            matches: vec!["-m".to_owned(), "tos".to_owned()],
+            terms: vec![Term::Dscp(8), Term::parse("match", "-m tos").unwrap()],
             binding,
             ..ClassRule::tcp(3, BumpId::new(3).unwrap())
         }

@@ -1,21 +1,15 @@
 //! Whether the kernel takes a rule, asked before anything depends on it.
 
 use anyhow::Context as _;
-use dibs_config::{Config, Level, Selection};
+use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
+use dibs_settings::Term;
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rules::{Narrowed, Rule, name};
 use crate::{connections, following, reconcile};
-
-/// Whether a rule names what not every kernel or iptables takes.
-fn is_special(selection: &Selection) -> bool {
-    let owned = selection.uid.is_some() || selection.user.is_some() || selection.gid.is_some();
-    let timed = selection.dscp.is_some() || selection.time.is_some();
-    owned || timed || selection.match_expr.is_some()
-}
 
 /// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
 /// cannot be, if it is taken in none, or in one and requires its bump: to make do with that is its caller's choice.
@@ -24,7 +18,7 @@ async fn try_out(
     config: &Config,
     rule: &mut Rule,
 ) -> anyhow::Result<Option<String>> {
-    if !is_special(&rule.selection) {
+    if !rule.selection.terms().iter().any(Term::is_special) {
         return Ok(None);
     }
     let peers = || config.peers.iter().flat_map(|peer| &peer.addresses);
@@ -71,18 +65,10 @@ async fn try_out(
 
 /// The place in the file of what iptables may refuse in a rule.
 fn place(rule: &Rule) -> String {
-    let selection = &rule.selection;
-    let named = [
-        ("match", selection.match_expr.is_some()),
-        ("dscp", selection.dscp.is_some()),
-        ("gid", selection.gid.is_some()),
-        ("time", selection.time.is_some()),
-        ("user", selection.user.is_some()),
-    ];
-    let key = named
+    let mut special = { rule.selection.terms() }
         .iter()
-        .find(|(_, is)| *is)
-        .map_or("uid", |(key, _)| key);
+        .filter(|term| term.is_special());
+    let key = special.next_back().map_or("uid", Term::key);
     format!("rule.{}.{key}", rule.id - 1)
 }
 

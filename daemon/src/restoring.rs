@@ -75,7 +75,7 @@ pub(crate) fn of_file(
         };
         let id = index as u64 + 1;
         let made = match rules::of_file(id, rule, bump.id, now) {
-            Err(why) if rule.selection.user.is_some() => {
+            Err(why) if rule.selection.user().is_some() => {
                 unresolved::of_file(id, rule, bump.id, now, why)
             }
             made => made,

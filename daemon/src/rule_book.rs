@@ -149,7 +149,7 @@ impl RuleBook {
             .now
             .rules
             .iter()
-            .any(|rule| rule.selection.time.is_some());
+            .any(|rule| rule.selection.time().is_some());
         let mut rules = self.now.rules.iter();
         rules.any(|rule| rule.clone().turn(now)) || timed && self.utc_offset != now.utc_offset
     }
@@ -166,7 +166,11 @@ impl RuleBook {
 
     /// How long until a rule begins or ends to hold; none names a time of day.
     pub(crate) fn next_turn(&self, now: LocalTime) -> Option<Duration> {
-        let spans = self.now.rules.iter().filter_map(|rule| rule.selection.time);
+        let spans = self
+            .now
+            .rules
+            .iter()
+            .filter_map(|rule| rule.selection.time());
         let until = |minute: u16| match (u32::from(minute) * 60 + DAY - now.second_of_day) % DAY {
             0 => DAY,
             seconds => seconds,

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
 use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
-use dibs_policy::{Binding, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
-use dibs_settings::{BumpId, Scheduler};
+use dibs_policy::{Binding, ClassRule, DeviceName, Family, Hours, Ports};
+use dibs_settings::{BumpId, Scheduler, Shows, Term};
 use dibs_switch::rules::{Fit, Rule as _};
 use ipnet::IpNet;
 
@@ -151,8 +151,8 @@ impl Rule {
 
     /// What the kernel is given, with this offset of the local time from UTC in seconds.
     pub fn kernel_classes(&self, offset: i32) -> impl Iterator<Item = ClassRule> {
-        let span = { self.selection.time }.filter(|_| self.unresolved.is_none());
-        let hours = span.map(|span| hours(span, offset));
+        let span = { self.selection.time() }.filter(|_| self.unresolved.is_none());
+        let hours = span.map(|span| hours(*span, offset));
         let family = self.narrowed.as_ref().map(|narrowed| narrowed.to);
         let waits = self.waits();
         let meant =
@@ -171,7 +171,7 @@ impl Rule {
         offset: i32,
         inventory: &Inventory,
     ) -> impl Iterator<Item = ClassRule> {
-        let interface = self.selection.interface.as_deref();
+        let interface = self.selection.interface();
         let interface = interface.map(|name| inventory.device_name(name));
         self.kernel_classes(offset).map(move |class| ClassRule {
             interface: interface.clone(),
@@ -254,7 +254,8 @@ pub fn name(family: Family) -> &'static str {
 
 fn holds(selection: &Selection, now: LocalTime) -> bool {
     let minute = u16::try_from(now.second_of_day / 60).expect("a day has few minutes");
-    selection.time.is_none_or(|span| span.contains(minute))
+    let span = selection.time();
+    span.is_none_or(|span| span.contains(minute))
 }
 
 /// The kernel knows UTC only.
@@ -271,17 +272,10 @@ fn hours(span: DaySpan, offset: i32) -> Hours {
 
 /// How many rules of the kernel a rule of the file becomes.
 pub fn classes_of(rule: &RuleConfig) -> usize {
-    let Selection {
-        sport,
-        dport,
-        source,
-        destination,
-        ..
-    } = &rule.selection;
-    let count = sport.len().max(1).saturating_mul(dport.len().max(1));
-    count
-        .saturating_mul(source.len().max(1))
-        .saturating_mul(destination.len().max(1))
+    let selection = &rule.selection;
+    let ports = [selection.sport(), selection.dport()].map(|ports| ports.map_or(1, Vec::len));
+    let nets = [selection.source(), selection.destination()].map(|nets| nets.map_or(1, Vec::len));
+    ports.into_iter().chain(nets).fold(1, usize::saturating_mul)
 }
 
 /// A rule of the file, the `id`th.
@@ -294,10 +288,9 @@ pub fn of_file(
     bump: BumpId,
     now: LocalTime,
 ) -> Result<Rule, String> {
-    let selector = rule.selection.terms().into_iter();
-    let uid = match &rule.selection.user {
+    let uid = match rule.selection.user() {
         Some(name) => Some(uid_of(name)?),
-        None => rule.selection.uid,
+        None => rule.selection.uid().copied(),
     };
     Ok(Rule {
         id,
@@ -306,9 +299,7 @@ pub fn of_file(
         priority: rule.priority,
         origin: RuleOrigin::Config,
         by: ROOT,
-        selector: selector
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect(),
+        selector: words(rule.selection.terms()).collect(),
         holds: holds(&rule.selection, now),
         classes: classes(id, &rule.selection, uid, bump, rule.level)?,
         narrowed: None,
@@ -344,34 +335,32 @@ pub fn of_user(
             return Err("a rule cannot name a process or a live connection".to_owned());
         }
     };
-    let port = |port: &Option<u16>| {
-        let range = |port: &u16| PortRange {
-            first: *port,
-            last: *port,
-        };
-        port.iter().map(range).collect()
+    let ports = |port: u16| {
+        vec![PortRange {
+            first: port,
+            last: port,
+        }]
     };
-    let mut selection = Selection {
-        sport: port(&named.sport),
-        dport: port(&named.dport),
-        source: named.src.into_iter().collect(),
-        destination: destinations(named, peer)?,
-        uid: named.uid,
-        gid: wanted.terms.gid,
-        ..Selection::default()
+    let nets = |nets: Vec<IpNet>| Some(nets).filter(|nets| !nets.is_empty());
+    let ends = [
+        named.sport.map(ports).map(Term::Sport),
+        named.dport.map(ports).map(Term::Dport),
+        named.src.map(|net| Term::Source(vec![net])),
+        nets(destinations(named, peer)?).map(Term::Destination),
+        named.uid.map(Term::Uid),
+    ];
+    let parse = |(key, text): (&str, String)| {
+        Term::parse(key, &text).map_err(|wrong| format!("{key} {wrong}"))
     };
-    let terms = &wanted.terms;
-    for (key, text) in [
-        ("interface", &terms.interface),
-        ("dscp", &terms.dscp),
-        ("time", &terms.time),
-        ("match", &terms.match_expr),
-    ] {
-        if let Some(text) = text {
-            selection.name(key, text)?;
-        }
-    }
-    if let (Level::Require, Some(key)) = (level, selection.shows_only_sending()) {
+    let further = wanted.terms.iter().map(parse);
+    let further = further.collect::<Result<Vec<Term>, String>>()?;
+    let selector = { named.terms().into_iter() }
+        .map(|(key, value)| (key.to_owned(), value))
+        .chain(words(&further))
+        .collect();
+    let ends = ends.into_iter().flatten();
+    let selection: Selection = ends.chain(further).collect();
+    if let (Level::Require, Some(key)) = (level, selection.shows(&[Shows::Sending])) {
         return Err(format!(
             "a rule with {key} cannot require its bump: whether a connection is meant shows only as \
              it sends"
@@ -381,11 +370,6 @@ pub fn of_user(
         return Err(why);
     }
     let scheduler = wanted.scheduler.as_deref().map(scheduler).transpose()?;
-    let further = ["gid", "interface", "dscp", "time", "match"];
-    let further = selection
-        .terms()
-        .into_iter()
-        .filter(|(key, _)| further.contains(key));
     Ok(Rule {
         id,
         bump: wanted.bump.clone(),
@@ -393,19 +377,20 @@ pub fn of_user(
         priority: wanted.priority,
         origin: RuleOrigin::User,
         by,
-        selector: named
-            .terms()
-            .into_iter()
-            .chain(further)
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect(),
+        selector,
         holds: holds(&selection, now),
-        classes: classes(id, &selection, selection.uid, bump, level)?,
+        classes: classes(id, &selection, named.uid, bump, level)?,
         narrowed: None,
         unresolved: None,
         selection,
         scheduler,
     })
+}
+
+/// Terms as the user wrote them, by key.
+fn words(terms: &[Term]) -> impl Iterator<Item = (String, String)> {
+    let terms = terms.iter();
+    terms.map(|term| (term.key().to_owned(), term.to_string()))
 }
 
 /// The scheduler of that name.
@@ -483,19 +468,17 @@ pub(crate) fn classes(
     bump: BumpId,
     level: Level,
 ) -> Result<Vec<ClassRule>, String> {
-    let interface = match &selection.interface {
+    let interface = match selection.interface() {
         // An alternative name may be longer than any of its own: see `Inventory::device_name`.
         Some(name) if name.len() > LONGEST_NAME => Some(nobodys_name(name)),
         Some(name) => Some(DeviceName::new(name).map_err(|error| error.to_string())?),
         None => None,
     };
-    let matches = selection.match_expr.iter().flat_map(|expr| expr.args());
+    let written = selection.terms().iter().filter(|term| term.is_as_written());
     let common = ClassRule {
         uid,
-        gid: selection.gid,
         interface,
-        dscp: selection.dscp,
-        matches: matches.cloned().collect(),
+        terms: written.cloned().collect(),
         binding: match level {
             Level::Require => Binding::Required,
             Level::Usual => Binding::Loose,
@@ -503,29 +486,24 @@ pub(crate) fn classes(
         },
         ..ClassRule::tcp(kernel_id(id), bump)
     };
-    let ports = |ranges: &[PortRange]| -> Vec<Option<Ports>> {
-        let ports = |&PortRange { first, last }: &PortRange| Some(Ports { first, last });
-        match ranges {
-            [] => vec![None],
-            ranges => ranges.iter().map(ports).collect(),
+    // Without any, one class for all.
+    fn each<T, U>(list: Option<&Vec<T>>, to: fn(&T) -> U) -> Vec<Option<U>> {
+        match list {
+            Some(list) => list.iter().map(|one| Some(to(one))).collect(),
+            None => vec![None],
         }
-    };
-    let nets = |nets: &[IpNet]| -> Vec<Option<Prefix>> {
-        match nets {
-            [] => vec![None],
-            nets => nets.iter().map(|net| Some(policy_prefix(net))).collect(),
-        }
-    };
+    }
+    let ports = |&PortRange { first, last }: &PortRange| Ports { first, last };
     let mut classes = Vec::new();
-    for source in nets(&selection.source) {
-        for destination in nets(&selection.destination) {
+    for source in each(selection.source(), policy_prefix) {
+        for destination in each(selection.destination(), policy_prefix) {
             if let (Some(source), Some(destination)) = (source, destination)
                 && source.family() != destination.family()
             {
                 continue;
             }
-            for sport in ports(&selection.sport) {
-                for dport in ports(&selection.dport) {
+            for sport in each(selection.sport(), ports) {
+                for dport in each(selection.dport(), ports) {
                     classes.push(ClassRule {
                         dport,
                         sport,
@@ -563,9 +541,9 @@ mod tests {
 
     #[test]
     fn the_kernel_is_told_the_time_of_day_in_utc() {
-        let mut selection = Selection::default();
-        selection.name("time", "08:00-18:00").unwrap();
-        let span = selection.time.unwrap();
+        let Ok(Term::Time(span)) = Term::parse("time", "08:00-18:00") else {
+            panic!("a part of a day");
+        };
         let at = |offset| {
             let Hours { start, end } = hours(span, offset);
             (start, end)

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
-use dibs_config::{PortRange, Selection};
+use dibs_config::PortRange;
 use dibs_core::Prefix;
 use dibs_core::node::FlowScheduler;
 use dibs_policy::Family;
@@ -18,26 +18,21 @@ impl Rule {
     /// What the data path is told of the connections that the rule selects, if it has a scheduler for any.
     fn flow_scheduler(&self) -> Option<FlowScheduler> {
         let scheduler = self.scheduler?;
-        let Selection {
-            sport,
-            dport,
-            source,
-            destination,
-            ..
-        } = &self.selection;
+        let selection = &self.selection;
         let to = self.narrowed.as_ref().map(|narrowed| narrowed.to);
         Some(FlowScheduler {
             scheduler,
-            local: prefixes(source, to)?,
-            remote: prefixes(destination, to)?,
-            local_ports: ports(sport),
-            remote_ports: ports(dport),
+            local: prefixes(selection.source(), to)?,
+            remote: prefixes(selection.destination(), to)?,
+            local_ports: ports(selection.sport()),
+            remote_ports: ports(selection.dport()),
         })
     }
 }
 
 /// Prefixes as the data path knows them, those of a family alone if the rule is kept to one; none: nothing is left.
-fn prefixes(nets: &[IpNet], to: Option<Family>) -> Option<Vec<Prefix>> {
+fn prefixes(nets: Option<&Vec<IpNet>>, to: Option<Family>) -> Option<Vec<Prefix>> {
+    let nets = nets.map_or(&[][..], Vec::as_slice);
     let Some(family) = to else {
         return Some(nets.iter().map(core_prefix).collect());
     };
@@ -55,9 +50,9 @@ fn prefixes(nets: &[IpNet], to: Option<Family>) -> Option<Vec<Prefix>> {
     (!kept.is_empty()).then_some(kept)
 }
 
-fn ports(ranges: &[PortRange]) -> Vec<RangeInclusive<u16>> {
+fn ports(ranges: Option<&Vec<PortRange>>) -> Vec<RangeInclusive<u16>> {
     let range = |range: &PortRange| range.first..=range.last;
-    ranges.iter().map(range).collect()
+    ranges.into_iter().flatten().map(range).collect()
 }
 
 /// The schedulers of rules that the data path was told of last.
@@ -146,12 +141,10 @@ mod tests {
 
     #[test]
     fn a_scheduler_goes_with_hours_and_with_nothing_else_than_addresses_and_ports() {
-        let hours = Terms {
-            time: Some("08:00-18:00".to_owned()),
-            ..Terms::default()
-        };
+        let term = |key, text: &str| Terms::from_iter([(key, text.to_owned())]);
+        let hours = term("time", "08:00-18:00");
         assert!(made(|rule| rule.terms = hours).unwrap().holds);
-        let said = made(|rule| rule.terms.gid = Some(7)).unwrap_err();
+        let said = made(|rule| rule.terms = term("gid", "7")).unwrap_err();
         assert!(
             said.starts_with("a rule with gid cannot have a scheduler"),
             "{said}"

@@ -37,10 +37,9 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
     }
     for (index, rule) in config.rules.iter().enumerate() {
         if rules::classes_of(rule) > rules::MAX_CLASSES {
-            let wide = if rule.selection.dport.is_empty() {
-                "sport"
-            } else {
-                "dport"
+            let wide = match rule.selection.dport() {
+                Some(_) => "dport",
+                None => "sport",
             };
             return refuse(
                 &format!("rule.{index}.{wide}"),

@@ -287,10 +287,7 @@ mod tests {
             rules: vec![SavedRule {
                 id: 1001,
                 rule: NewRule {
-                    terms: Terms {
-                        match_expr: Some("-m tos --tos 8".to_owned()),
-                        ..Terms::default()
-                    },
+                    terms: Terms::from_iter([("match", "-m tos --tos 8".to_owned())]),
                     prefer: true,
                     priority: -3,
                     ..NewRule::new(Selector::All, "scramble")

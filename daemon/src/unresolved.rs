@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_config::{Level, RuleConfig, Selection};
+use dibs_config::{Level, RuleConfig};
 use dibs_control::RuleId;
 use dibs_io::LocalTime;
 use dibs_settings::BumpId;
@@ -64,16 +64,12 @@ pub(crate) fn of_file(
     now: LocalTime,
     why: String,
 ) -> Result<Rule, String> {
-    let anybodys = Selection {
-        user: None,
-        ..rule.selection.clone()
-    };
     let anybodys = RuleConfig {
-        selection: anybodys,
+        selection: rule.selection.without("user"),
         ..rule.clone()
     };
     let mut made = rules::of_file(id, &anybodys, bump, now)?;
-    let user = rule.selection.user.iter();
+    let user = rule.selection.user().into_iter();
     made.selector
         .extend(user.map(|name| ("user".to_owned(), name.clone())));
     made.selection = rule.selection.clone();
@@ -148,7 +144,7 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
     let names: BTreeSet<String> = {
         let state = daemon.state.borrow();
         let lacking = { state.rules.all().iter() }.filter(|rule| rule.unresolved.is_some());
-        let names = lacking.filter_map(|rule| rule.selection.user.clone());
+        let names = lacking.filter_map(|rule| rule.selection.user().cloned());
         names.collect()
     };
     let look_up = move || -> BTreeMap<String, u32> {
@@ -174,8 +170,8 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
         let Some(Unresolved { is_refused, .. }) = rule.unresolved else {
             continue;
         };
-        let named = rule.selection.user.as_ref();
-        let uid = named.map_or(rule.selection.uid, |name| known.get(name).copied());
+        let named = rule.selection.user();
+        let uid = named.map_or(rule.selection.uid(), |name| known.get(name)).copied();
         if named.is_some() && uid.is_none() {
             continue;
         }

@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use dibs_config::{Config, PrivateKey};
-use dibs_control::{Match, NewRule, Selector};
+use dibs_control::{Match, NewRule, Selector, Terms};
 use dibs_io::LocalTime;
 use dibs_policy::{ClassRule, Desired, Fail, Hours, Plan};
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Term};
 use dibs_switch::rules::Fit;
 use dibsd::interfaces::{Interface, Inventory};
 use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
@@ -181,8 +181,8 @@ fn what_only_the_kernel_can_tell_is_left_to_it() {
         class.interface.as_ref().map(|name| name.as_str()),
         Some("eth0")
     );
-    assert_eq!(class.dscp, Some(46));
-    assert_eq!(class.matches, ["-m", "length", "--length", "0:99"]);
+    let matches = Term::parse("match", "-m length --length 0:99").unwrap();
+    assert_eq!(class.terms, [Term::Dscp(46), matches]);
     let [local, http, other] =
         ["10.0.1.1:40000", "10.0.1.2:80", "10.0.1.2:81"].map(|end| end.parse().unwrap());
     assert_eq!(rule.matches(local, http, Some(0)), Fit::May);
@@ -214,6 +214,13 @@ fn a_rule_holds_at_its_time_of_day_and_is_always_in_the_kernel() {
     );
 }
 
+fn named(terms: &[(&str, &str)]) -> Terms {
+    terms
+        .iter()
+        .map(|(key, text)| (*key, (*text).to_owned()))
+        .collect()
+}
+
 #[test]
 fn users_name_in_words_what_the_file_does() {
     let config = config("", "");
@@ -224,8 +231,7 @@ fn users_name_in_words_what_the_file_does() {
         of_user(FIRST_USER_RULE, &wanted, 0, scramble(), morning(), behind)
     };
     let made = make(|rule| {
-        rule.terms.time = Some("08:00-18:00".to_owned());
-        rule.terms.dscp = Some("EF".to_owned());
+        rule.terms = named(&[("time", "08:00-18:00"), ("dscp", "EF")]);
         rule.priority = 4;
         rule.prefer = true;
     });
@@ -235,15 +241,13 @@ fn users_name_in_words_what_the_file_does() {
     assert_eq!(made.selector, terms.into());
     assert_eq!((made.priority, made.info().prefer), (4, true));
     let said = |change| make(change).unwrap_err();
-    assert!(said(|rule| rule.terms.time = Some("8-18".to_owned())).starts_with("time "));
+    assert!(said(|rule| rule.terms = named(&[("time", "8-18")])).starts_with("time "));
+    assert!(said(|rule| rule.terms = named(&[("match", "-j ACCEPT")])).starts_with("match "));
     assert!(
-        said(|rule| rule.terms.match_expr = Some("-j ACCEPT".to_owned())).starts_with("match ")
-    );
-    assert!(
-        said(|rule| rule.terms.interface = Some("eth0 -j X".to_owned())).starts_with("interface ")
+        said(|rule| rule.terms = named(&[("interface", "eth0 -j X")])).starts_with("interface ")
     );
     let both = said(|rule| {
-        rule.terms.gid = Some(7);
+        rule.terms = named(&[("gid", "7")]);
         rule.require = true;
     });
     assert!(both.starts_with("a rule with gid cannot require"), "{both}");

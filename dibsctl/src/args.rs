@@ -142,7 +142,7 @@ pub(crate) enum RuleCommand {
     /// Make a rule; it outlives the daemon
     #[command(
         override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer] [--scheduler <NAME>]",
-        group(selectors().args(CLASS).args(TERMS))
+        group(selectors().args(CLASS).args(Terms::keys()))
     )]
     Add {
         #[command(flatten)]
@@ -251,9 +251,6 @@ const SELECTOR: [&str; 10] = [
     "conn", "pid", "all", "dport", "sport", "dst", "src", "uid", "user", "peer",
 ];
 
-/// What only a rule can name.
-const TERMS: [&str; 5] = ["gid", "interface", "dscp", "time", "match"];
-
 /// Something has to be selected.
 fn selectors() -> ArgGroup {
     ArgGroup::new("selector").required(true).multiple(true)
@@ -323,13 +320,15 @@ pub(crate) struct TermArgs {
 
 impl From<TermArgs> for Terms {
     fn from(args: TermArgs) -> Self {
-        Terms {
-            gid: args.gid,
-            interface: args.interface,
-            dscp: args.dscp,
-            time: args.time,
-            match_expr: args.r#match,
-        }
+        let named = [
+            ("gid", args.gid.map(|gid| gid.to_string())),
+            ("interface", args.interface),
+            ("dscp", args.dscp),
+            ("time", args.time),
+            ("match", args.r#match),
+        ];
+        let named = named.into_iter();
+        named.filter_map(|(key, text)| Some((key, text?))).collect()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The bumps: those that are built in, as each `[[bump]]` sets them, and devices.
 
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Wrong, meant, no_such_word};
+use serde::Deserialize;
 
-use crate::check;
+use crate::check::read;
 use crate::error::Error;
-use crate::table::{Table, Value, Wrong, meant};
+use crate::table::Origin;
 use crate::{BumpConfig, BumpKind, DEVICE, PathConfig};
 
 /// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.
@@ -105,26 +106,39 @@ impl BuiltIn {
     }
 }
 
-/// What a `[[bump]]` may say.
-pub(crate) fn keys() -> Vec<&'static str> {
-    let settings = BuiltIn::ALL.iter().flat_map(|bump| bump.keys());
-    let common = ["name", "kind", "device"];
-    common.into_iter().chain(settings.copied()).collect()
+/// A `[[bump]]`, with the keys of every kind.
+#[derive(Deserialize)]
+#[serde(rename = "[[bump]]")]
+pub(crate) struct BumpTable {
+    #[serde(deserialize_with = "read::name")]
+    name: String,
+    kind: String,
+    #[serde(default, deserialize_with = "read::device")]
+    device: Option<String>,
+    #[serde(default, deserialize_with = "read::whole::<0, MOST, u32, _, _>")]
+    shares: Option<u32>,
+    #[serde(default, deserialize_with = "read::whole::<0, MOST, u32, _, _>")]
+    needed: Option<u32>,
+    padding: Option<bool>,
 }
+
+const MOST: i64 = u32::MAX as i64;
 
 /// All that exist without being listed, as they are set, then the devices.
 pub(crate) fn bumps(
-    tables: Vec<Table<'_>>,
+    tables: &[BumpTable],
     paths: &[PathConfig],
+    origin: &Origin,
 ) -> Result<Vec<BumpConfig>, Error> {
-    bumps_beside(&BuiltIn::usual(paths.len()), tables, paths)
+    bumps_beside(&BuiltIn::usual(paths.len()), tables, paths, origin)
 }
 
 /// The bumps of `usual`, as they are set, then the devices.
 fn bumps_beside(
     usual: &[BuiltIn],
-    tables: Vec<Table<'_>>,
+    tables: &[BumpTable],
     paths: &[PathConfig],
+    origin: &Origin,
 ) -> Result<Vec<BumpConfig>, Error> {
     let built_in = |bump: &BuiltIn| BumpConfig {
         name: bump.name().to_owned(),
@@ -132,153 +146,148 @@ fn bumps_beside(
     };
     let mut bumps: Vec<BumpConfig> = usual.iter().map(built_in).collect();
     let mut listed = vec![false; usual.len()];
-    for mut table in tables {
-        let value = table.require("name")?;
-        let name = value.parse(check::name)?;
-        match usual.iter().position(|bump| bump.name() == name) {
+    for (index, table) in tables.iter().enumerate() {
+        let place = |key: &str| format!("bump.{index}.{key}");
+        let wrong = |(key, wrong): (&str, Wrong)| origin.wrong(&place(key), wrong);
+        let name = &table.name;
+        let (kind, keys) = match usual.iter().position(|bump| bump.name() == name) {
             Some(at) if !usual[at].keys().is_empty() => {
                 if std::mem::replace(&mut listed[at], true) {
-                    return Err(value.error(Wrong::bare("is listed twice")));
+                    return Err(wrong(("name", Wrong::bare("is listed twice"))));
                 }
-                let bump = settings(table, usual[at], paths.len())?;
+                let bump = settings(table, usual[at], paths.len()).map_err(wrong)?;
                 bumps[at].kind = BumpKind::BuiltIn(bump);
+                (usual[at].name(), usual[at].keys())
             }
             None if name != "plain" => {
-                if bumps.iter().any(|bump| bump.name == name) {
-                    let wrong = format!("\"{name}\" is taken by another");
-                    return Err(value.error(Wrong::bare(wrong)));
+                let Some(device) = device(table, &bumps, paths).map_err(wrong)? else {
+                    let message = "[[bump]] lacks \"device\"".to_owned();
+                    return Err(origin.at_value(&format!("bump.{index}"), message, None));
+                };
+                if bumps.len() == usual.len() + MOST_DEVICES {
+                    let message = format!(
+                        "this is one [[bump]] more than the {MOST_DEVICES} that have a mark"
+                    );
+                    return Err(origin.at_key(&place("device"), message, None));
                 }
-                let device = device(table, &bumps, usual.len() + MOST_DEVICES, paths)?;
                 bumps.push(BumpConfig {
-                    name,
+                    name: name.clone(),
                     kind: BumpKind::Device(device),
                 });
+                (DEVICE, &["device"][..])
             }
             _ => {
                 let names: Vec<_> = usual.iter().map(|bump| bump.name()).collect();
                 let names = names.join(", ");
-                return Err(value.error(Wrong::new(
+                let taken = Wrong::new(
                     format!("\"{name}\" is taken"),
                     format!("{names} exist without being listed, plain is no bump"),
-                )));
+                );
+                return Err(wrong(("name", taken)));
             }
+        };
+        let other = |key: &&str| !keys.contains(key) && origin.has(&place(key));
+        if let Some(key) = ["device", "shares", "needed", "padding"]
+            .iter()
+            .find(|key| other(key))
+        {
+            let message = format!("is no key of kind \"{kind}\"");
+            return Err(origin.at_key(&place(key), message, None));
         }
     }
     Ok(bumps)
 }
 
+/// Fault of the value under a key.
+type Fault = (&'static str, Wrong);
+
 /// What a `[[bump]]` makes of one that exists without being listed.
-fn settings(mut table: Table<'_>, usual: BuiltIn, paths: usize) -> Result<BuiltIn, Error> {
-    let kind = usual.name();
-    table.require("kind")?.one_of(&[(kind, ())])?;
+fn settings(table: &BumpTable, usual: BuiltIn, paths: usize) -> Result<BuiltIn, Fault> {
+    check_kind(table, usual.name())?;
     match usual {
-        BuiltIn::Scramble => {
-            has_no_more(table, kind)?;
-            Ok(usual)
-        }
-        BuiltIn::Share { shares, .. } => {
-            let set = [number(&mut table, "shares")?, number(&mut table, "needed")?];
-            has_no_more(table, kind)?;
-            scheme(set, shares, paths)
-        }
-        BuiltIn::Seal { .. } => {
-            let padding = table.take("padding").map(|value| value.boolean());
-            let padding = padding.transpose()?.unwrap_or(false);
-            has_no_more(table, kind)?;
-            Ok(BuiltIn::Seal { padding })
-        }
+        BuiltIn::Scramble => Ok(usual),
+        BuiltIn::Share { shares, .. } => scheme(table, shares, paths),
+        BuiltIn::Seal { .. } => Ok(BuiltIn::Seal {
+            padding: table.padding.unwrap_or(false),
+        }),
     }
 }
 
-/// What a key is set to, and where.
-type Number<'a> = Option<(u32, Value<'a>)>;
-
-fn number<'a>(table: &mut Table<'a>, key: &'static str) -> Result<Number<'a>, Error> {
-    let value = table.take(key);
-    value
-        .map(|value| Ok((value.integer(0..=u32::MAX)?, value)))
-        .transpose()
+fn check_kind(table: &BumpTable, kind: &str) -> Result<(), Fault> {
+    match table.kind == kind {
+        true => Ok(()),
+        false => Err(("kind", no_such_word(&table.kind, &[kind]))),
+    }
 }
 
 /// As many shares as usual, all needed, where nothing else is said.
-fn scheme([shares, needed]: [Number<'_>; 2], usual: u8, paths: usize) -> Result<BuiltIn, Error> {
+fn scheme(table: &BumpTable, usual: u8, paths: usize) -> Result<BuiltIn, Fault> {
     let most = paths.min(MAX_SHARES) as u32;
-    let shares = match shares {
-        None => usual,
-        Some((shares, _)) if (2..=most).contains(&shares) => shares as u8,
-        Some((shares, value)) => {
-            return Err(value.error(Wrong::new(
-                format!("is {shares}, where the file has {paths} paths"),
-                "each share needs a path of its own, and there are two at least",
-            )));
-        }
-    };
-    let needed = match needed {
-        None => shares,
-        Some((needed, _)) if (2..=shares.into()).contains(&needed) => needed as u8,
-        Some((needed, value)) => {
-            return Err(value.error(Wrong::new(
-                format!("is {needed}, of {shares} shares"),
-                "2 at least, for one share would be the data, and no more than there are",
-            )));
-        }
-    };
+    let shares = table.shares.unwrap_or(usual.into());
+    if table.shares.is_some() && !(2..=most).contains(&shares) {
+        let wrong = Wrong::new(
+            format!("is {shares}, where the file has {paths} paths"),
+            "each share needs a path of its own, and there are two at least",
+        );
+        return Err(("shares", wrong));
+    }
+    let needed = table.needed.unwrap_or(shares);
+    if !(2..=shares).contains(&needed) {
+        let wrong = Wrong::new(
+            format!("is {needed}, of {shares} shares"),
+            "2 at least, for one share would be the data, and no more than there are",
+        );
+        return Err(("needed", wrong));
+    }
+    let [needed, shares] = [needed, shares].map(|number| number as u8);
     Ok(BuiltIn::Share { needed, shares })
 }
 
-/// The device of a `[[bump]]` that is one, where there may be so many bumps in all.
+/// The device of a `[[bump]]` that is one, if it names it.
 fn device(
-    mut table: Table<'_>,
+    table: &BumpTable,
     bumps: &[BumpConfig],
-    most: usize,
     paths: &[PathConfig],
-) -> Result<String, Error> {
-    table.require("kind")?.one_of(&[(DEVICE, ())])?;
-    let value = table.require("device")?;
-    let device = value.parse(check::device)?;
-    has_no_more(table, DEVICE)?;
-    if let Some(other) = bumps.iter().find(|bump| bump.device() == Some(&device)) {
+) -> Result<Option<String>, Fault> {
+    if bumps.iter().any(|bump| bump.name == table.name) {
+        let wrong = format!("\"{}\" is taken by another", table.name);
+        return Err(("name", Wrong::bare(wrong)));
+    }
+    check_kind(table, DEVICE)?;
+    let device = &table.device;
+    let is_it = |bump: &&BumpConfig| device.is_some() && bump.device() == device.as_deref();
+    if let Some(other) = bumps.iter().find(is_it) {
         let wrong = format!("is that of bump \"{}\" too", other.name);
-        return Err(value.error(Wrong::bare(wrong)));
+        return Err(("device", Wrong::bare(wrong)));
     }
     // Or what carries the bumps' data would go by a bump itself.
-    let own = |path: &&PathConfig| path.interface.as_ref() == Some(&device);
+    let own = |path: &&PathConfig| device.is_some() && path.interface == *device;
     if let Some(path) = paths.iter().find(own) {
         let wrong = format!("is the interface of path \"{}\" too", path.name);
         let hint = "a device is a path or a bump, not both";
-        return Err(value.error(Wrong::new(wrong, hint)));
+        return Err(("device", Wrong::new(wrong, hint)));
     }
-    if bumps.len() == most {
-        let wrong = format!("this is one [[bump]] more than the {MOST_DEVICES} that have a mark");
-        return Err(value.key_error(wrong, None));
-    }
-    Ok(device)
+    Ok(device.clone())
 }
 
-/// Refuses what is left of a table: keys of other kinds.
-fn has_no_more(table: Table<'_>, kind: &str) -> Result<(), Error> {
-    match table.rest().first() {
-        Some(value) => Err(value.key_error(format!("is no key of kind \"{kind}\""), None)),
-        None => Ok(()),
+/// Refuses the name under a key that is no bump out of these.
+pub(crate) fn check_known(
+    name: &str,
+    bumps: &[BumpConfig],
+    place: &str,
+    origin: &Origin,
+) -> Result<(), Error> {
+    if bumps.iter().any(|bump| bump.name == name) {
+        return Ok(());
     }
-}
-
-/// The name of a bump out of these.
-pub(crate) fn known(value: &Value<'_>, bumps: &[BumpConfig]) -> Result<String, Error> {
-    value.parse(|text| {
-        if bumps.iter().any(|bump| bump.name == text) {
-            return Ok(text.to_owned());
-        }
-        let names: Vec<_> = bumps.iter().map(|bump| bump.name.as_str()).collect();
-        let message = format!("\"{}\" is no known bump", text.escape_debug());
-        Err(Wrong::new(message, meant(text, &names)))
-    })
+    let names: Vec<_> = bumps.iter().map(|bump| bump.name.as_str()).collect();
+    let message = format!("\"{}\" is no known bump", name.escape_debug());
+    Err(origin.wrong(place, Wrong::new(message, meant(name, &names))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Source;
 
     /// Place of a bump in the list of all; a new variant does not compile without one.
     fn place(bump: BuiltIn) -> usize {
@@ -301,11 +310,13 @@ mod tests {
         let mut usual = vec![BuiltIn::Scramble];
         usual.extend(BuiltIn::ALL);
         let listed = |text: &str| {
-            let source = Source::new("a.toml", text);
-            let mut root = source.root(&["bump"]).unwrap();
-            let value = root.take("bump").unwrap();
-            let tables = value.tables("[[bump]]", &keys()).unwrap();
-            bumps_beside(&usual, tables, &[])
+            let origin = Origin::new("a.toml", text);
+            #[derive(Deserialize)]
+            struct File {
+                bump: Vec<BumpTable>,
+            }
+            let file: File = origin.read().unwrap();
+            bumps_beside(&usual, &file.bump, &[], &origin)
         };
         let seal = "[[bump]]\nname = \"seal\"\nkind = \"seal\"\npadding = true\n";
         let bumps = listed(seal).unwrap();

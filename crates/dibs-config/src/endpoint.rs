@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use dibs_settings::Wrong;
+
 use crate::check;
-use crate::table::Wrong;
 
 /// Place where a peer listens, seen from a local path.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,34 +7,32 @@
 mod amount;
 mod bumps;
 mod check;
+mod claim;
 mod endpoint;
 mod error;
 mod keys;
-mod match_expr;
 mod parse;
-mod selection;
 pub mod setup;
 mod table;
-mod usage;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use dibs_settings::{Handshake, Opening, Role, Scheduler};
+use dibs_settings::{Handshake, Hint, Opening, Role, Scheduler};
 use ipnet::IpNet;
+use serde::Deserialize;
 
 pub use amount::{BadAmount, Rate, Volume};
 pub use bumps::BuiltIn;
-pub use check::{DaySpan, PortRange};
-pub use dibs_settings::Level;
+use check::read;
+pub use claim::{Claim, Conflict};
+pub use dibs_settings::{DaySpan, Level, MatchExpr, PortRange, Selection};
 pub use endpoint::Endpoint;
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
     read_private_key,
 };
-pub use match_expr::MatchExpr;
-pub use selection::{Claim, Conflict, Selection};
 use table::Origin;
 
 /// A configuration whose values were checked one by one and against each other.
@@ -56,19 +54,26 @@ pub struct Config {
 }
 
 /// Section `[daemon]`; a missing key has the value that is shown here.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename = "[daemon]", default)]
 pub struct Daemon {
     /// `/etc/dibs/private.key`; see [`read_private_key`].
+    #[serde(deserialize_with = "read::file")]
     pub private_key_file: PathBuf,
     /// `/run/dibs/dibsd.sock`
+    #[serde(deserialize_with = "read::socket")]
     pub control_socket: PathBuf,
     /// `/var/lib/dibs`; what is to outlive a start of the host is kept here.
+    #[serde(deserialize_with = "read::absolute")]
     pub state_dir: PathBuf,
     /// 5300; the UDP port of all paths.
+    #[serde(deserialize_with = "read::whole::<1, 65535, u16, _, _>")]
     pub port: u16,
     /// 0x3f000000; one run of at least six bits of the firewall mark.
+    #[serde(deserialize_with = "read::mark_mask")]
     pub mark_mask: u32,
     /// 5200; the routing table of bump id n is `table_base + n`, n below 16.
+    #[serde(deserialize_with = "read::whole::<LOWEST_TABLE, HIGHEST_TABLE, u32, _, _>")]
     pub table_base: u32,
     /// `closed`
     pub fail: Fail,
@@ -79,6 +84,7 @@ pub struct Daemon {
     /// `balanced`
     pub scheduler: Scheduler,
     /// 0.05; the least part, 0 to 1, of each chained flow's bytes that goes by trusted paths.
+    #[serde(deserialize_with = "read::number::<0, 1, _>")]
     pub trusted_share: f64,
     /// `hold`
     pub on_trusted_down: OnTrustedDown,
@@ -86,13 +92,42 @@ pub struct Daemon {
     pub default_bump: Option<String>,
     /// None; the networks that this host forwards for, host bits zero. None shares an address with a
     /// peer's.
+    #[serde(deserialize_with = "read::networks")]
     pub gateway: Vec<IpNet>,
     /// None; the loopback address and port at which Prometheus finds metrics.
+    #[serde(deserialize_with = "read::loopback")]
     pub metrics: Option<SocketAddr>,
 }
 
+/// Tables 253 to 255 are the kernel's.
+const LOWEST_TABLE: i64 = 256;
+const HIGHEST_TABLE: i64 = u32::MAX as i64 - 16;
+
+impl Default for Daemon {
+    fn default() -> Self {
+        Daemon {
+            private_key_file: PathBuf::from("/etc/dibs/private.key"),
+            control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
+            state_dir: PathBuf::from(STATE_DIR),
+            port: 5300,
+            mark_mask: 0x3f00_0000,
+            table_base: 5200,
+            fail: Fail::Closed,
+            integrity: Integrity::On,
+            handshake: Handshake::Chained,
+            scheduler: Scheduler::default(),
+            trusted_share: 0.05,
+            on_trusted_down: OnTrustedDown::Hold,
+            default_bump: None,
+            gateway: Vec::new(),
+            metrics: None,
+        }
+    }
+}
+
 /// What becomes of steered traffic while the daemon is away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Fail {
     /// Blocked until the daemon is back.
     Closed,
@@ -101,7 +136,8 @@ pub enum Fail {
 }
 
 /// Whether scrambled data is authenticated, or bare as in the papers (docs/protocol.md, 9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Integrity {
     /// Every datagram is authenticated.
     On,
@@ -110,7 +146,8 @@ pub enum Integrity {
 }
 
 /// What chained flows do while no trusted path is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnTrustedDown {
     /// Wait.
     Hold,
@@ -119,7 +156,8 @@ pub enum OnTrustedDown {
 }
 
 /// Whether somebody may be listening.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Trust {
     /// Nobody is.
     Trusted,
@@ -128,7 +166,8 @@ pub enum Trust {
 }
 
 /// A `[[path]]`: a way out of this host. Has an interface, an address, or both.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "parse::PathTable")]
 pub struct PathConfig {
     /// Unique.
     pub name: String,
@@ -153,34 +192,59 @@ pub struct PathUsage {
     pub volume: Option<Volume>,
 }
 
+/// Most probes that a path may be sent before they come more slowly.
+const MOST_WEIGHT: i64 = 10_000;
+/// Most times the least round trip that is as good as any.
+const MOST_DELTA: u32 = 1000;
+
 /// Section `[prefer]`: new data by this path as long as it is usable; see [`dibs_settings::Hint`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename = "[prefer]")]
 pub struct Prefer {
     /// One of [`Config::paths`].
     pub path: String,
     /// 100
+    #[serde(
+        default = "Prefer::weight",
+        deserialize_with = "read::whole::<0, MOST_WEIGHT, u32, _, _>"
+    )]
     pub weight: u32,
     /// 2.0
+    #[serde(
+        default = "Prefer::delta",
+        deserialize_with = "read::number::<1, MOST_DELTA, _>"
+    )]
     pub delta: f64,
 }
 
 /// A `[[peer]]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename = "[[peer]]")]
 pub struct PeerConfig {
     /// Unique.
+    #[serde(deserialize_with = "read::name")]
     pub name: String,
     /// Unique.
+    #[serde(deserialize_with = "read::public_key")]
     pub public_key: PublicKey,
     /// See [`read_preshared_key`].
+    #[serde(default, deserialize_with = "read::file")]
     pub preshared_key_file: Option<PathBuf>,
     /// The hosts behind this peer, host bits zero. No two peers have the same prefix; where one
     /// prefix contains another, the longest decides.
+    #[serde(deserialize_with = "read::networks")]
     pub addresses: Vec<IpNet>,
-    /// Endpoints of the peer, by name of a local path. A missing path waits to be called.
+    /// Endpoints of the peer, by name of a local path, in order of the names. A missing path waits to be called.
+    #[serde(default, deserialize_with = "read::endpoints")]
     pub endpoints: Vec<(String, Endpoint)>,
     /// What the peer may open here: at the addresses of the paths' interfaces and the networks behind this host
     /// if nothing is said, and nothing if the list is empty.
+    #[serde(default = "paths_alone", deserialize_with = "read::openings")]
     pub accept: Vec<Opening>,
+}
+
+fn paths_alone() -> Vec<Opening> {
+    vec![Opening::PATHS]
 }
 
 /// A bump: built in, or a `[[bump]]`.
@@ -207,20 +271,11 @@ const STATE_DIR: &str = "/var/lib/dibs";
 /// The kind of bumps that are devices, in the file.
 const DEVICE: &str = "device";
 
-/// A protocol that rules select.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// TCP, the only one that is steered.
-    Tcp,
-}
-
 /// A `[[rule]]`: connections that match in everything it names take its bump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleConfig {
     /// A name out of [`Config::bumps`].
     pub bump: String,
-    /// `tcp`
-    pub protocol: Protocol,
     /// Which connections.
     pub selection: Selection,
     /// 0; of rules that select the same connection the one with the highest decides, then the first.
@@ -255,7 +310,7 @@ pub fn state_dir(file: &Path) -> PathBuf {
 
 /// Whether a `[[path]]` can name this interface.
 pub fn is_interface_name(text: &str) -> bool {
-    check::interface(text).is_ok()
+    dibs_settings::interface(text).is_ok()
 }
 
 /// Checks `text`; `name` is what errors call the file.
@@ -424,7 +479,28 @@ impl Config {
     /// An error at the place of a key that this file is otherwise right to have, such as
     /// `daemon.scheduler` or `rule.0.bump`; a key that the file leaves out is placed at its top.
     pub fn refuse(&self, key: &str, message: String, hint: Option<String>) -> Error {
-        self.origin.error_at(key, message, hint)
+        self.origin.at_value(key, message, hint)
+    }
+}
+
+impl Prefer {
+    const fn weight() -> u32 {
+        Hint::WEIGHT
+    }
+
+    const fn delta() -> f64 {
+        Hint::DELTA
+    }
+
+    /// Refuses a weight or delta that `[prefer]` could not have, in one sentence.
+    pub fn check(weight: u32, delta: f64) -> Result<(), String> {
+        if i64::from(weight) > MOST_WEIGHT {
+            return Err(format!("weight has to be within 0 and {MOST_WEIGHT}"));
+        }
+        if !(1.0..=MOST_DELTA.into()).contains(&delta) {
+            return Err(format!("delta has to be within 1 and {MOST_DELTA}"));
+        }
+        Ok(())
     }
 }
 

@@ -1,423 +1,392 @@
-//! A walk over parsed TOML that knows the place of everything.
+//! The file's TOML as serde reads it, where every fault has a place, the key it is under, and a hint.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::ops::{Range, RangeInclusive};
+use std::fmt;
+use std::iter::Peekable;
+use std::ops::Range;
+use std::vec::IntoIter;
 
+use dibs_settings::{Wrong, meant, no_such_word};
+use serde::Deserialize;
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Expected, IntoDeserializer, MapAccess,
+    SeqAccess, Unexpected, Visitor,
+};
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeString, DeTable, DeValue};
 
 use crate::error::{Error, Invalid};
 
 type Span = Range<usize>;
 
-/// What a value was refused for: the rest of the sentence after the key, and a hint.
+/// Fault of a value that is read.
 #[derive(Debug)]
-pub(crate) struct Wrong {
-    pub(crate) message: String,
-    pub(crate) hint: Option<String>,
+pub(crate) struct Fault {
+    wrong: Wrong,
+    /// Index of the element at fault, in a list.
+    element: Option<usize>,
+    /// Place, from where on the message is a whole sentence.
+    place: Option<Span>,
 }
 
-impl Wrong {
-    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Wrong {
-            message: message.into(),
-            hint: Some(hint.into()),
+impl Fault {
+    fn at(message: String, hint: Option<String>, place: Span) -> Self {
+        Fault {
+            wrong: Wrong { message, hint },
+            element: None,
+            place: Some(place),
         }
     }
 
-    pub(crate) fn bare(message: impl Into<String>) -> Self {
-        Wrong {
-            message: message.into(),
-            hint: None,
+    /// The same, placed and with its subject, unless it has them.
+    fn under(self, subject: &str, place: Span) -> Self {
+        let Wrong { message, hint } = &self.wrong;
+        match self.place {
+            Some(_) => self,
+            None => Fault::at(format!("{subject} {message}"), hint.clone(), place),
         }
     }
 }
 
-/// The text that is being read, and the place of each key read so far.
-pub(crate) struct Source<'a> {
-    file: &'a str,
-    text: &'a str,
-    places: RefCell<BTreeMap<String, Span>>,
+impl From<Wrong> for Fault {
+    fn from(wrong: Wrong) -> Self {
+        Fault {
+            wrong,
+            element: None,
+            place: None,
+        }
+    }
 }
 
-/// What a [`crate::Config`] keeps of its [`Source`], to place errors that are found later.
+/// A fault, of an element of a list if one is named, as serde carries it: by its text alone.
+pub(crate) fn fault<E: serde::de::Error>(wrong: Wrong, element: Option<usize>) -> E {
+    let Wrong { message, hint } = wrong;
+    let element = element.map(|index| index.to_string());
+    let [hint, element] = [hint, element].map(Option::unwrap_or_default);
+    E::custom(format_args!("{message}\n{hint}\n{element}"))
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.wrong.fmt(f)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl serde::de::Error for Fault {
+    /// Reads what [`fault`] wrote.
+    fn custom<T: fmt::Display>(text: T) -> Self {
+        let text = text.to_string();
+        let mut lines = text.split('\n').map(str::to_owned);
+        let message = lines.next().unwrap_or_default();
+        let hint = lines.next().filter(|hint| !hint.is_empty());
+        let element = lines.next().and_then(|index| index.parse().ok());
+        Fault {
+            element,
+            ..Wrong { message, hint }.into()
+        }
+    }
+
+    fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
+        let found = match found {
+            Unexpected::Bool(_) => "a boolean",
+            Unexpected::Float(_) => "a float",
+            Unexpected::Str(_) => "a string",
+            Unexpected::Seq => "an array",
+            Unexpected::Map => "a table",
+            Unexpected::Other(DATETIME) => "a datetime",
+            _ => "an integer",
+        };
+        let wanted = match wanted.to_string().as_str() {
+            "a boolean" => "true or false",
+            "a sequence" => "a list",
+            "a map" => "a table",
+            "i128" => "a whole number",
+            "f64" => "a number",
+            _ => "a string",
+        };
+        Wrong::bare(format!("is {found}, but has to be {wanted}")).into()
+    }
+
+    fn unknown_variant(word: &str, known: &'static [&'static str]) -> Self {
+        no_such_word(word, known).into()
+    }
+
+    fn missing_field(key: &'static str) -> Self {
+        Wrong::bare(format!("lacks \"{key}\"")).into()
+    }
+}
+
+/// Text of a file, kept to place what is found wrong once it is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     file: String,
     text: String,
-    places: BTreeMap<String, Span>,
 }
 
 impl Origin {
-    pub(crate) fn error_at(&self, key: &str, message: String, hint: Option<String>) -> Error {
-        let span = self.places.get(key).cloned().unwrap_or(0..0);
+    pub(crate) fn new(file: &str, text: &str) -> Self {
+        let [file, text] = [file, text].map(str::to_owned);
+        Origin { file, text }
+    }
+
+    /// Reads the whole file.
+    pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        let table = DeTable::parse(&self.text).map_err(|error| {
+            let message = error.message().lines().collect::<Vec<_>>().join(", ");
+            self.error(error.span().unwrap_or(0..0), message, None)
+        })?;
+        let root = Node {
+            key: &Spanned::new(0..0, "".into()),
+            value: &Spanned::new(0..0, DeValue::Table(table.into_inner())),
+            depth: 0,
+            is_lenient: false,
+        };
+        T::deserialize(root).map_err(|fault| {
+            let place = fault.place.unwrap_or(0..0);
+            self.error(place, fault.wrong.message, fault.wrong.hint)
+        })
+    }
+
+    /// Fault of the value at a path such as `peer.0.endpoints.eth`; the message begins with its key.
+    pub(crate) fn wrong(&self, path: &str, wrong: Wrong) -> Error {
+        let mut parts = path.splitn(PATH_PARTS, '.').collect::<Vec<_>>();
+        parts.retain(|part| part.parse::<usize>().is_err());
+        let key = parts.last().copied().unwrap_or_default();
+        self.at_value(path, format!("{key} {}", wrong.message), wrong.hint)
+    }
+
+    /// Fault at the value there, or at the top of the file, if it is left out.
+    pub(crate) fn at_value(&self, path: &str, message: String, hint: Option<String>) -> Error {
+        let [_, value] = self.place(path).unwrap_or_default();
+        self.error(value, message, hint)
+    }
+
+    /// Fault at the key there.
+    pub(crate) fn at_key(&self, path: &str, message: String, hint: Option<String>) -> Error {
+        let [key, _] = self.place(path).unwrap_or_default();
+        self.error(key, message, hint)
+    }
+
+    /// True if the file has this.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.place(path).is_some()
+    }
+
+    /// Places of a key and its value.
+    fn place(&self, path: &str) -> Option<[Span; 2]> {
+        let root = DeTable::parse(&self.text).ok()?.into_inner();
+        let mut key = 0..0;
+        let mut value = &Spanned::new(0..0, DeValue::Table(root));
+        for part in path.splitn(PATH_PARTS, '.') {
+            value = match value.get_ref() {
+                DeValue::Table(table) => {
+                    let (name, value) = table.iter().find(|(name, _)| name.get_ref() == part)?;
+                    key = name.span();
+                    value
+                }
+                list => list.get(part.parse::<usize>().ok()?)?,
+            };
+        }
+        Some([key, value.span()])
+    }
+
+    fn error(&self, span: Span, message: String, hint: Option<String>) -> Error {
         Box::new(Invalid::at(&self.file, &self.text, span, message, hint)).into()
     }
 }
 
-impl<'a> Source<'a> {
-    pub(crate) fn new(file: &'a str, text: &'a str) -> Self {
-        Source {
-            file,
-            text,
-            places: RefCell::default(),
-        }
+/// Parts of the longest path. The last may have dots: it is the name of a local path.
+const PATH_PARTS: usize = 4;
+
+/// A list, or a single value that stands for a list of itself.
+#[derive(Deserialize)]
+#[serde(rename = "$lenient")]
+pub(crate) struct Many<T>(pub(crate) Vec<T>);
+
+/// A string, or a whole number as its text.
+#[derive(Deserialize)]
+#[serde(rename = "$lenient")]
+pub(crate) struct Word(pub(crate) String);
+
+/// A value under its key, or an element of the list under it.
+#[derive(Clone, Copy)]
+struct Node<'a> {
+    key: &'a Spanned<DeString<'a>>,
+    value: &'a Spanned<DeValue<'a>>,
+    /// Steps from the root: 1 for a section.
+    depth: usize,
+    /// Within a [`Many`] or a [`Word`].
+    is_lenient: bool,
+}
+
+impl<'a> Node<'a> {
+    fn read<S: DeserializeSeed<'a>>(self, seed: S) -> Result<S::Value, Fault> {
+        seed.deserialize(self).map_err(|fault| {
+            let element = fault.element.and_then(|at| self.value.get_ref().get(at));
+            fault.under(self.key.get_ref(), element.unwrap_or(self.value).span())
+        })
     }
 
-    pub(crate) fn root(&'a self, known: &[&'static str]) -> Result<Table<'a>, Error> {
-        let table = DeTable::parse(self.text).map_err(|error| {
-            let message = error.message().lines().collect::<Vec<_>>().join(", ");
-            self.error(error.span().unwrap_or(0..0), message, None)
-        })?;
-        let span = 0..0;
-        Table::open(
-            self,
-            String::new(),
-            "the file",
-            span,
-            table.into_inner(),
-            known,
+    /// Fault at the key.
+    fn wrong_key<T>(self, message: String) -> Result<T, Fault> {
+        Err(Fault::at(message, None, self.key.span()))
+    }
+
+    fn elements(self, list: &'a [Spanned<DeValue<'a>>]) -> Nodes<'a> {
+        let element = |value| Node {
+            value,
+            depth: self.depth + 1,
+            ..self
+        };
+        Nodes(
+            list.iter()
+                .map(element)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .peekable(),
         )
     }
 
-    pub(crate) fn into_origin(self) -> Origin {
-        Origin {
-            file: self.file.to_owned(),
-            text: self.text.to_owned(),
-            places: self.places.into_inner(),
-        }
-    }
-
-    pub(crate) fn error(&self, span: Span, message: String, hint: Option<String>) -> Error {
-        Box::new(Invalid::at(self.file, self.text, span, message, hint)).into()
-    }
-}
-
-/// A table, out of which keys are taken by name.
-pub(crate) struct Table<'a> {
-    source: &'a Source<'a>,
-    /// `daemon`, `path.0`, `peer.1.endpoints`
-    path: String,
-    title: &'static str,
-    span: Span,
-    entries: Vec<(Spanned<String>, Spanned<DeValue<'a>>)>,
-}
-
-impl<'a> Table<'a> {
-    /// Refuses keys that are not `known`; none known: any key may come.
-    fn open(
-        source: &'a Source<'a>,
-        path: String,
-        title: &'static str,
-        span: Span,
-        table: DeTable<'a>,
-        known: &[&'static str],
-    ) -> Result<Self, Error> {
-        let mut entries: Vec<_> = table
-            .into_iter()
-            .map(|(key, value)| {
-                (
-                    Spanned::new(key.span(), key.into_inner().into_owned()),
-                    value,
-                )
-            })
-            .collect();
-        entries.sort_by_key(|(key, _)| key.span().start);
-        for (key, _) in &entries {
-            if !known.is_empty() && !known.contains(&key.get_ref().as_str()) {
-                let unknown = key.get_ref().escape_debug();
-                let message = format!("unknown key \"{unknown}\" in {title}");
-                return Err(source.error(key.span(), message, Some(meant(key.get_ref(), known))));
-            }
-        }
-        Ok(Table {
-            source,
-            path,
-            title,
-            span,
-            entries,
-        })
-    }
-
-    pub(crate) fn take(&mut self, key: &'static str) -> Option<Value<'a>> {
-        let at = self
-            .entries
-            .iter()
-            .position(|(name, _)| name.get_ref() == key)?;
-        let (name, value) = self.entries.remove(at);
-        Some(self.value(name, value))
-    }
-
-    pub(crate) fn require(&mut self, key: &'static str) -> Result<Value<'a>, Error> {
-        self.take(key)
-            .ok_or_else(|| self.error(format!("{} lacks \"{key}\"", self.title), None))
-    }
-
-    /// What was not taken, in order of the file, with the keys as they stand there.
-    pub(crate) fn rest(mut self) -> Vec<Value<'a>> {
-        let entries = std::mem::take(&mut self.entries);
-        entries
-            .into_iter()
-            .map(|(name, value)| self.value(name, value))
-            .collect()
-    }
-
-    pub(crate) fn error(&self, message: String, hint: Option<String>) -> Error {
-        self.source.error(self.span.clone(), message, hint)
-    }
-
-    fn value(&self, key: Spanned<String>, value: Spanned<DeValue<'a>>) -> Value<'a> {
-        let dot = if self.path.is_empty() { "" } else { "." };
-        let path = format!("{}{dot}{}", self.path, key.get_ref());
-        self.source
-            .places
-            .borrow_mut()
-            .insert(path.clone(), value.span());
-        let (key_span, span) = (key.span(), value.span());
-        let key = key.into_inner();
-        Value {
-            source: self.source,
-            path,
+    /// Values of a table, in order of the file.
+    fn entries(self, table: &'a DeTable<'a>) -> Nodes<'a> {
+        let entry = |(key, value)| Node {
             key,
-            key_span,
-            span,
-            value: value.into_inner(),
-        }
+            value,
+            depth: self.depth + 1,
+            is_lenient: false,
+        };
+        let mut entries: Vec<Node<'_>> = table.iter().map(entry).collect();
+        entries.sort_by_key(|node| node.key.span().start);
+        Nodes(entries.into_iter().peekable())
     }
 }
 
-/// A value under its key, or one element of the list under it.
-pub(crate) struct Value<'a> {
-    source: &'a Source<'a>,
-    path: String,
-    key: String,
-    key_span: Span,
-    span: Span,
-    value: DeValue<'a>,
-}
+impl<'de> Deserializer<'de> for Node<'de> {
+    type Error = Fault;
 
-impl<'a> Value<'a> {
-    pub(crate) fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// An error at the value.
-    pub(crate) fn error(&self, wrong: Wrong) -> Error {
-        let message = format!("{} {}", self.key, wrong.message);
-        self.source.error(self.span.clone(), message, wrong.hint)
-    }
-
-    /// An error at the key.
-    pub(crate) fn key_error(&self, message: String, hint: Option<String>) -> Error {
-        self.source.error(self.key_span.clone(), message, hint)
-    }
-
-    fn unexpected(&self, wanted: &str) -> Error {
-        let kind = self.value.type_str();
-        let article = if kind.starts_with(['a', 'i']) {
-            "an"
-        } else {
-            "a"
-        };
-        self.error(Wrong::bare(format!(
-            "is {article} {kind}, but has to be {wanted}"
-        )))
-    }
-
-    pub(crate) fn is_empty_list(&self) -> bool {
-        matches!(&self.value, DeValue::Array(array) if array.is_empty())
-    }
-
-    pub(crate) fn is_string(&self) -> bool {
-        self.value.is_str()
-    }
-
-    pub(crate) fn string(&self) -> Result<&str, Error> {
-        self.value
-            .as_str()
-            .ok_or_else(|| self.unexpected("a string"))
-    }
-
-    /// A string that `parse` understands.
-    pub(crate) fn parse<T>(
-        &self,
-        parse: impl FnOnce(&str) -> Result<T, Wrong>,
-    ) -> Result<T, Error> {
-        parse(self.string()?).map_err(|wrong| self.error(wrong))
-    }
-
-    /// One of a few words.
-    pub(crate) fn one_of<T: Copy>(&self, words: &[(&'static str, T)]) -> Result<T, Error> {
-        self.parse(|text| {
-            words
-                .iter()
-                .find(|(word, _)| *word == text)
-                .map(|(_, value)| *value)
-                .ok_or_else(|| {
-                    let names: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-                    Wrong::new(
-                        format!("cannot be \"{}\"", text.escape_debug()),
-                        meant(text, &names),
-                    )
-                })
-        })
-    }
-
-    /// `true` or `false`.
-    pub(crate) fn boolean(&self) -> Result<bool, Error> {
-        self.value
-            .as_bool()
-            .ok_or_else(|| self.unexpected("true or false"))
-    }
-
-    /// A whole number within `range`.
-    pub(crate) fn integer(&self, range: RangeInclusive<u32>) -> Result<u32, Error> {
-        self.whole(range)
-    }
-
-    /// The same, which may be negative.
-    pub(crate) fn signed(&self, range: RangeInclusive<i32>) -> Result<i32, Error> {
-        self.whole(range)
-    }
-
-    fn whole<T: TryFrom<i128> + PartialOrd + std::fmt::Display>(
-        &self,
-        range: RangeInclusive<T>,
-    ) -> Result<T, Error> {
-        let integer = self
-            .value
-            .as_integer()
-            .ok_or_else(|| self.unexpected("a whole number"))?;
-        i128::from_str_radix(integer.as_str(), integer.radix())
-            .ok()
-            .and_then(|number| T::try_from(number).ok())
-            .filter(|number| range.contains(number))
-            .ok_or_else(|| {
-                let (low, high) = (range.start(), range.end());
-                self.error(Wrong::bare(format!("has to be within {low} and {high}")))
-            })
-    }
-
-    /// A number, with or without a fraction, within `range`.
-    pub(crate) fn number(&self, range: RangeInclusive<f64>) -> Result<f64, Error> {
-        let text = match &self.value {
-            DeValue::Float(float) => float.as_str(),
-            DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
-            _ => return Err(self.unexpected("a number")),
-        };
-        text.parse()
-            .ok()
-            .filter(|number| range.contains(number))
-            .ok_or_else(|| {
-                let (low, high) = (range.start(), range.end());
-                self.error(Wrong::bare(format!("has to be within {low} and {high}")))
-            })
-    }
-
-    /// The elements of a list; a single value stands for a list of itself.
-    pub(crate) fn one_or_many(self) -> Result<Vec<Value<'a>>, Error> {
-        if matches!(self.value, DeValue::Array(_)) {
-            self.list()
-        } else {
-            Ok(vec![self])
-        }
-    }
-
-    /// The elements of a list that is not empty.
-    pub(crate) fn list(self) -> Result<Vec<Value<'a>>, Error> {
-        let DeValue::Array(array) = self.value else {
-            return Err(self.unexpected("a list"));
-        };
-        if array.is_empty() {
-            let message = format!("{} is empty", self.key);
-            return Err(self.source.error(self.span, message, None));
-        }
-        let element = |(index, value): (usize, Spanned<DeValue<'a>>)| Value {
-            source: self.source,
-            path: format!("{}.{index}", self.path),
-            key: self.key.clone(),
-            key_span: self.key_span.clone(),
-            span: value.span(),
-            value: value.into_inner(),
-        };
-        Ok(array.into_iter().enumerate().map(element).collect())
-    }
-
-    /// A table `[title]` with these keys; see [`Table::open`].
-    pub(crate) fn table(
-        self,
-        title: &'static str,
-        known: &[&'static str],
-    ) -> Result<Table<'a>, Error> {
-        match self.value {
-            DeValue::Table(table) => {
-                Table::open(self.source, self.path, title, self.span, table, known)
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value.get_ref() {
+            DeValue::String(text) => visitor.visit_str(text),
+            DeValue::Integer(number) => {
+                let number = i128::from_str_radix(number.as_str(), number.radix());
+                let number = number.unwrap_or(i128::MAX);
+                match i64::try_from(number) {
+                    _ if self.is_lenient => visitor.visit_string(number.to_string()),
+                    Ok(number) => visitor.visit_i64(number),
+                    Err(_) => visitor.visit_i128(number),
+                }
             }
-            _ => Err(self.key_error(format!("{} has to be a table, {title}", self.key), None)),
+            DeValue::Float(number) => {
+                visitor.visit_f64(number.as_str().parse().unwrap_or(f64::NAN))
+            }
+            DeValue::Boolean(is) => visitor.visit_bool(*is),
+            DeValue::Datetime(_) => Err(serde::de::Error::invalid_type(
+                Unexpected::Other(DATETIME),
+                &visitor,
+            )),
+            DeValue::Array(list) => visitor.visit_seq(self.elements(list)),
+            DeValue::Table(table) => visitor.visit_map(self.entries(table)),
         }
     }
 
-    /// Repeated tables `[[title]]` with these keys.
-    pub(crate) fn tables(
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        let key = self.key.get_ref();
+        match self.value.get_ref() {
+            DeValue::Array(_) => self.deserialize_any(visitor),
+            _ if self.is_lenient => {
+                visitor.visit_seq(self.elements(std::slice::from_ref(self.value)))
+            }
+            _ if self.depth == 1 => self.wrong_key(format!(
+                "{key} has to be written as [[{key}]], once for each"
+            )),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    /// A table of that title, without other keys than these.
+    fn deserialize_struct<V: Visitor<'de>>(
         self,
         title: &'static str,
-        known: &[&'static str],
-    ) -> Result<Vec<Table<'a>>, Error> {
-        if !matches!(self.value, DeValue::Array(_)) {
-            let message = format!("{} has to be written as {title}, once for each", self.key);
-            return Err(self.key_error(message, None));
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        let DeValue::Table(table) = self.value.get_ref() else {
+            return self.wrong_key(format!("{} has to be a table, {title}", self.key.get_ref()));
+        };
+        let entries = self.entries(table);
+        for Node { key, .. } in entries.0.clone() {
+            let name = key.get_ref();
+            if !known.contains(&name.as_ref()) {
+                let message = format!("unknown key \"{}\" in {title}", name.escape_debug());
+                return Err(Fault::at(message, Some(meant(name, known)), key.span()));
+            }
         }
-        self.list()?
-            .into_iter()
-            .map(|value| value.table(title, known))
-            .collect()
+        let read = visitor.visit_map(entries);
+        read.map_err(|fault| fault.under(title, self.value.span()))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        visitor.visit_enum(String::deserialize(self)?.into_deserializer())
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        let is_lenient = name == LENIENT;
+        visitor.visit_newtype_struct(Node { is_lenient, ..self })
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        visitor.visit_some(self)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct tuple
+        tuple_struct map identifier ignored_any
     }
 }
 
-/// The hint for a word that is none of `known`: the nearest, or all.
-pub(crate) fn meant(word: &str, known: &[&str]) -> String {
-    let nearest = known
-        .iter()
-        .map(|&other| (distance(word, other), other))
-        .min();
-    match nearest {
-        Some((far, other)) if far <= 1 + other.len() / 4 => format!("did you mean \"{other}\"?"),
-        _ => format!("known are {}", known.join(", ")),
+/// Name by which [`Many`] and [`Word`] tell that they are read.
+const LENIENT: &str = "$lenient";
+
+/// TOML's type that serde has not.
+const DATETIME: &str = "datetime";
+
+/// Values that come one after another.
+struct Nodes<'a>(Peekable<IntoIter<Node<'a>>>);
+
+impl<'de> MapAccess<'de> for Nodes<'de> {
+    type Error = Fault;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Fault> {
+        let key = self.0.peek().map(|node| node.key.get_ref().as_ref());
+        key.map(|key: &str| seed.deserialize(key.into_deserializer()))
+            .transpose()
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
+        self.0.next().expect("its key came before").read(seed)
     }
 }
 
-/// Levenshtein distance, in bytes.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
+impl<'de> SeqAccess<'de> for Nodes<'de> {
+    type Error = Fault;
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn distance_counts_edits() {
-        for (a, b, edits) in [("", "abc", 3), ("port", "port", 0), ("prot", "port", 2)] {
-            assert_eq!(distance(a, b), edits, "{a} {b}");
-            assert_eq!(distance(b, a), edits, "{b} {a}");
-        }
-    }
-
-    #[test]
-    fn hint_names_the_nearest_or_all() {
-        let known = ["port", "mark_mask"];
-        assert_eq!(meant("mark_msk", &known), "did you mean \"mark_mask\"?");
-        assert_eq!(meant("colour", &known), "known are port, mark_mask");
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Fault> {
+        self.0.next().map(|node| node.read(seed)).transpose()
     }
 }

@@ -152,7 +152,7 @@ impl LineBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Limit, Match, NewRule, PathChange, Selector, Terms};
+    use crate::{Limit, Match, NewRule, PathChange, Selector};
 
     #[test]
     fn requests_have_these_lines() {
@@ -197,11 +197,10 @@ mod tests {
             ),
             (
                 Request::RuleAdd(NewRule {
-                    terms: Terms {
-                        time: Some("08:00-18:00".to_owned()),
-                        match_expr: Some("-m tos --tos 8".to_owned()),
-                        ..Terms::default()
-                    },
+                    terms: [("time", "08:00-18:00"), ("match", "-m tos --tos 8")]
+                        .map(|(key, text)| (key, text.to_owned()))
+                        .into_iter()
+                        .collect(),
                     prefer: true,
                     priority: -1,
                     ..NewRule::new(Selector::All, "seal")

@@ -24,6 +24,7 @@ pub use codec::{
     LineBuffer, LineError, MAX_REPLY, MAX_REQUEST, VERSION, decode_reply, decode_request,
     encode_reply, encode_request,
 };
+use dibs_settings::{Shows, Term};
 pub use info::{
     BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, EndpointInfo, Event,
     Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleGone, RuleInfo, RuleMade,
@@ -147,21 +148,9 @@ impl NewRule {
     pub fn scheduler_fault(&self) -> Option<String> {
         self.scheduler.as_ref()?;
         let uid = matches!(&self.selector, Selector::Match(named) if named.uid.is_some());
-        let Terms {
-            gid,
-            interface,
-            dscp,
-            time: _,
-            match_expr,
-        } = &self.terms;
-        let named = [
-            ("uid", uid),
-            ("gid", gid.is_some()),
-            ("interface", interface.is_some()),
-            ("dscp", dscp.is_some()),
-            ("match", match_expr.is_some()),
-        ];
-        let (key, _) = named.into_iter().find(|(_, is)| *is)?;
+        let terms = self.terms.iter().map(|(key, _)| key);
+        let mut named = uid.then_some("uid").into_iter().chain(terms);
+        let key = named.find(|key| !matches!(Term::kind(key), Some((_, Shows::Clock))))?;
         Some(format!(
             "a rule with {key} cannot have a scheduler: who shares out data over the paths sees addresses and ports \
              alone"

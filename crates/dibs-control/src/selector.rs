@@ -1,9 +1,11 @@
 //! Which connections a request is about.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
+use dibs_settings::{Form, Shows, Term};
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{ConnId, ConnInfo};
 
@@ -46,31 +48,77 @@ pub struct Match {
     pub peer: Option<String>,
 }
 
-/// What else a rule may name, as the configuration file does; the daemon reads it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Terms {
-    /// Group of the local socket.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<u32>,
-    /// The interface by which the ordinary route leads.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub interface: Option<String>,
-    /// Differentiated services code point.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dscp: Option<String>,
-    /// When it holds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub time: Option<String>,
-    /// Further matches of iptables.
-    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
-    pub match_expr: Option<String>,
+/// Terms that a rule may name besides, by their keys in the configuration file; the daemon reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "BTreeMap<String, Text>")]
+pub struct Terms(Vec<(&'static str, Text)>);
+
+/// A term as a request has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Number(u32),
+    Text(String),
 }
 
 impl Terms {
+    /// Keys of these terms: those that a [`Match`] has not.
+    pub fn keys() -> impl Iterator<Item = &'static str> {
+        let others =
+            |key: &&str| matches!(Term::kind(key), Some((_, Shows::Sending | Shows::Clock)));
+        Term::keys().filter(others)
+    }
+
     /// Whether nothing is named.
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        self.0.is_empty()
+    }
+
+    /// Whether a term of this key is named.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(named, _)| *named == key)
+    }
+
+    /// Each key and its text.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.0.iter().map(|(key, text)| match text {
+            Text::Number(number) => (*key, number.to_string()),
+            Text::Text(text) => (*key, text.clone()),
+        })
+    }
+}
+
+/// Terms of these keys and texts; other keys are left out.
+impl<'t> FromIterator<(&'t str, String)> for Terms {
+    fn from_iter<I: IntoIterator<Item = (&'t str, String)>>(terms: I) -> Self {
+        let named: BTreeMap<&str, String> = terms.into_iter().collect();
+        let text = |key: &str, text: &String| match text.parse() {
+            Ok(number) if matches!(Term::kind(key), Some((Form::Number, _))) => {
+                Text::Number(number)
+            }
+            _ => Text::Text(text.clone()),
+        };
+        let named = |key| Some((key, text(key, named.get(key)?)));
+        Terms(Self::keys().filter_map(named).collect())
+    }
+}
+
+impl TryFrom<BTreeMap<String, Text>> for Terms {
+    type Error = String;
+
+    fn try_from(mut named: BTreeMap<String, Text>) -> Result<Self, String> {
+        let terms = Self::keys().filter_map(|key| Some((key, named.remove(key)?)));
+        let terms = terms.collect();
+        match named.into_keys().next() {
+            Some(key) => Err(format!("unknown term \"{}\"", key.escape_debug())),
+            None => Ok(Terms(terms)),
+        }
+    }
+}
+
+impl Serialize for Terms {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(key, text)| (key, text)))
     }
 }
 

@@ -83,8 +83,8 @@ fn accepted(config: &Config, text: &str) {
         let _ = rules::classes_of(rule);
         let args = rule
             .selection
-            .match_expr
-            .iter()
+            .match_expr()
+            .into_iter()
             .flat_map(|expr| expr.args());
         for arg in args {
             assert!(!arg.is_empty());

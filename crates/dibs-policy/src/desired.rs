@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Shows, Term};
 use serde::{Deserialize, Serialize};
 
 use crate::{DeviceName, Family, MarkLayout, Prefix};
@@ -95,8 +95,6 @@ pub struct ClassRule {
     /// Bump of matching connections.
     #[serde(with = "number")]
     pub bump: BumpId,
-    /// The transport protocol.
-    pub protocol: Protocol,
     /// Destination ports of outgoing packets.
     pub dport: Option<Ports>,
     /// Source ports of outgoing packets.
@@ -107,16 +105,12 @@ pub struct ClassRule {
     pub source: Option<Prefix>,
     /// Owner of the local socket.
     pub uid: Option<u32>,
-    /// Group of the local socket.
-    pub gid: Option<u32>,
     /// The device by which the ordinary route of outgoing packets leads.
     pub interface: Option<DeviceName>,
-    /// Differentiated services code point of outgoing packets.
-    pub dscp: Option<u8>,
     /// When it holds.
     pub hours: Option<Hours>,
-    /// Further matches, one argument of iptables each; the caller knows them to be nothing else.
-    pub matches: Vec<String>,
+    /// Further terms, which the kernel alone looks at: [`Term::is_as_written`].
+    pub terms: Vec<Term>,
     /// The only family in which iptables takes it.
     pub family: Option<Family>,
     /// Binding: what stands above the rule, and what the rule keeps out.
@@ -200,25 +194,15 @@ const DAY: u32 = 86_400;
 impl ClassRule {
     /// True if one of its terms shows only in packets that this host sends.
     pub fn shows_only_sending(&self) -> bool {
-        let Self {
-            gid,
-            interface,
-            dscp,
-            matches,
-            ..
-        } = self;
-        gid.is_some() || interface.is_some() || dscp.is_some() || !matches.is_empty()
+        let mut terms = self.terms.iter();
+        self.interface.is_some() || terms.any(|term| term.shows() == Shows::Sending)
     }
 
     /// True if only connections of this host's own have one of its terms: a socket, or the device that is found before
     /// the packet is marked.
     pub fn is_of_sockets(&self) -> bool {
-        let modules = self.matches.iter().zip(self.matches.iter().skip(1));
-        let mut modules = modules.filter(|(option, _)| *option == "-m");
-        self.uid.is_some()
-            || self.gid.is_some()
-            || self.interface.is_some()
-            || modules.any(|(_, module)| module == "owner" || module == "cgroup")
+        let of_device = self.uid.is_some() || self.interface.is_some();
+        of_device || self.terms.iter().any(Term::is_of_sockets)
     }
 
     /// True if it can match packets of a family.
@@ -246,33 +230,18 @@ impl ClassRule {
         Self {
             id,
             bump,
-            protocol: Protocol::Tcp,
             dport: None,
             sport: None,
             destination: None,
             source: None,
             uid: None,
-            gid: None,
             interface: None,
-            dscp: None,
             hours: None,
-            matches: Vec::new(),
+            terms: Vec::new(),
             family: None,
             binding: Binding::Loose,
         }
     }
-}
-
-/// The transport protocol a class rule is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// Any protocol; ports cannot be asked for.
-    Any,
 }
 
 /// A wish that cannot be carried out: the caller's fault.
@@ -292,9 +261,6 @@ pub enum Invalid {
         /// The bump it names.
         bump: BumpId,
     },
-    /// A port without a protocol that has ports.
-    #[error("rule {0} has a port but no protocol that has ports")]
-    PortWithoutProtocol(u32),
     /// The last port is below the first.
     #[error("rule {0} names a range of ports that has none")]
     NoPort(u32),
@@ -378,9 +344,6 @@ impl Desired {
                 .is_some_and(|h| h.start >= DAY || h.end >= DAY || h.start == h.end)
             {
                 return Err(Invalid::NoTime(id));
-            }
-            if rule.protocol == Protocol::Any && (rule.dport.is_some() || rule.sport.is_some()) {
-                return Err(Invalid::PortWithoutProtocol(id));
             }
             let ports = [rule.sport, rule.dport].into_iter().flatten();
             if ports.into_iter().any(|ports| ports.first > ports.last) {
@@ -520,14 +483,6 @@ mod tests {
         assert!(fault(|w| w.table_base = 240).starts_with("table_base 240"));
         assert!(fault(|w| w.table_base = u32::MAX - 3).starts_with("table_base"));
         assert!(fault(|w| w.rule_priority = 40000).starts_with("rule priority"));
-        assert_eq!(
-            fault(|w| w.rules.push(ClassRule {
-                protocol: Protocol::Any,
-                dport: Some(1.into()),
-                ..ClassRule::tcp(4, w.bumps[0].id)
-            })),
-            "rule 4 has a port but no protocol that has ports"
-        );
     }
 
     #[test]

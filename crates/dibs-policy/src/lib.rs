@@ -49,7 +49,7 @@ mod wire;
 pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
 pub use backstop::{Backstop, Ends, Known, Place, Standing, Strength};
 pub use desired::{
-    Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Ports, Protocol,
+    Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Ports,
 };
 pub use drops::Drops;
 pub use error::Error;

@@ -3,9 +3,9 @@
 //! Two printers make of it what the kernel is told: text for iptables-restore, here, and messages for
 //! nftables ([`nftables`]). What only one of them can say the other leaves out.
 
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Term};
 
-use crate::desired::{Hours, Ports, Protocol};
+use crate::desired::{Hours, Ports};
 use crate::{DeviceName, Family, Prefix};
 
 pub(crate) mod nftables;
@@ -40,8 +40,7 @@ pub(crate) enum Match {
     In(DeviceName, bool),
     /// Whether it leaves by it.
     Out(DeviceName, bool),
-    Transport {
-        protocol: Protocol,
+    Tcp {
         sport: Option<Ports>,
         dport: Option<Ports>,
     },
@@ -49,7 +48,8 @@ pub(crate) enum Match {
         uid: Option<u32>,
         gid: Option<u32>,
     },
-    Dscp(u8),
+    /// A term of the user's, as it is written.
+    Term(Term),
     Hours(Hours),
     /// The packet's mark.
     Mark(Bits),
@@ -148,15 +148,6 @@ impl Set {
 }
 
 impl Match {
-    /// All of a transport protocol.
-    pub(crate) fn protocol(protocol: Protocol) -> Self {
-        Self::Transport {
-            protocol,
-            sport: None,
-            dport: None,
-        }
-    }
-
     /// In the words of iptables; none where it has none.
     fn iptables(&self) -> Option<String> {
         let prefix = |option: &str, prefix: &Prefix| match prefix.length() {
@@ -169,18 +160,14 @@ impl Match {
             Match::To(net) => prefix("-d", net),
             Match::In(device, is) => format!("{}-i {device}", not(*is)),
             Match::Out(device, is) => format!("{}-o {device}", not(*is)),
-            Match::Transport {
-                protocol,
-                sport,
-                dport,
-            } => transport(*protocol, *sport, *dport),
+            Match::Tcp { sport, dport } => tcp(*sport, *dport),
             Match::Owner { uid, gid } => {
                 let uid = uid.map(|uid| format!(" --uid-owner {uid}"));
                 let gid = gid.map(|gid| format!(" --gid-owner {gid}"));
                 let [uid, gid] = [uid, gid].map(Option::unwrap_or_default);
                 format!("-m owner{uid}{gid}")
             }
-            Match::Dscp(dscp) => format!("-m dscp --dscp {dscp:#04x}"),
+            Match::Term(term) => words_of(term),
             Match::Hours(hours) => {
                 let (first, last) = (time(hours.start), time(hours.last()));
                 format!("-m time --timestart {first} --timestop {last}")
@@ -235,15 +222,21 @@ impl Rule {
     }
 }
 
-fn transport(protocol: Protocol, sport: Option<Ports>, dport: Option<Ports>) -> String {
-    let protocol = match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Any => return String::new(),
-    };
-    let mut text = format!("-p {protocol}");
+/// A term in the words of iptables; nothing of one that is asked by other matches.
+fn words_of(term: &Term) -> String {
+    match term {
+        Term::Dscp(dscp) => format!("-m dscp --dscp {dscp:#04x}"),
+        Term::Match(expr) => expr.to_string(),
+        Term::Dport(_) | Term::Sport(_) | Term::Source(_) | Term::Destination(_) => String::new(),
+        Term::Uid(_) | Term::User(_) | Term::Gid(_) => String::new(),
+        Term::Interface(_) | Term::Time(_) => String::new(),
+    }
+}
+
+fn tcp(sport: Option<Ports>, dport: Option<Ports>) -> String {
+    let mut text = "-p tcp".to_owned();
     if sport.is_some() || dport.is_some() {
-        text += &format!(" -m {protocol}");
+        text += " -m tcp";
     }
     for (option, ports) in [("--sport", sport), ("--dport", dport)] {
         text += &ports.map_or_else(String::new, |ports| format!(" {option} {ports}"));

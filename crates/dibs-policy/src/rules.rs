@@ -17,8 +17,10 @@
 //! What only nftables can say is in `nftables_only.rs`: connections by their ends. What stands in for it where there is no
 //! nftables, or no mark to go by, is a rule of a connection's own ([`Binding::Pinned`]), for some of them.
 
+use dibs_settings::Term;
+
 use crate::backstop::ruleset::{self, Ruleset};
-use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Fail, Protocol, widest};
+use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Fail, widest};
 use crate::iptables::Chain;
 use crate::rule::nftables::Printed;
 use crate::rule::{Bits, Match, Rule, Set, Verdict};
@@ -168,7 +170,10 @@ fn leaves(bump: &BumpRoute) -> Match {
 }
 
 fn tcp() -> Match {
-    Match::protocol(Protocol::Tcp)
+    Match::Tcp {
+        sport: None,
+        dport: None,
+    }
 }
 
 /// Sent by one network to another, and what else is asked.
@@ -599,26 +604,23 @@ impl<'a> List<'a> {
 /// All that a rule names but addresses and devices.
 pub(crate) fn further(rule: &ClassRule) -> Vec<Match> {
     let &ClassRule {
-        protocol,
-        sport,
-        dport,
-        uid,
-        gid,
-        ..
+        sport, dport, uid, ..
     } = rule;
-    let mut matches = vec![Match::Transport {
-        protocol,
-        sport,
-        dport,
-    }];
+    let mut matches = vec![Match::Tcp { sport, dport }];
+    // One match asks for both owners.
+    let gid = rule.terms.iter().find_map(|term| match term {
+        Term::Gid(gid) => Some(*gid),
+        _ => None,
+    });
     if uid.is_some() || gid.is_some() {
         matches.push(Match::Owner { uid, gid });
     }
-    matches.extend(rule.dscp.map(Match::Dscp));
+    let others = rule
+        .terms
+        .iter()
+        .filter(|term| !matches!(term, Term::Gid(_)));
+    matches.extend(others.cloned().map(Match::Term));
     matches.extend(rule.hours.map(Match::Hours));
-    if !rule.matches.is_empty() {
-        matches.push(Match::Iptables(rule.matches.join(" ")));
-    }
     matches.push(Match::Class(rule.id));
     matches
 }

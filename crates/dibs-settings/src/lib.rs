@@ -5,6 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use std::str::FromStr;
 
+use serde::Deserialize;
+
+mod match_expr;
+mod term;
+mod wrong;
+
+pub use match_expr::MatchExpr;
+pub use term::{
+    DaySpan, Form, PortRange, Selection, Shows, Term, interface, port_range, steered_prefix,
+};
+pub use wrong::{Wrong, meant, no_such_word};
+
 /// A bump's number in marks and in what daemons say to each other: 1 to 14. 0 is plain, 15 the daemon's own sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BumpId(NonZeroU8);
@@ -48,7 +60,8 @@ impl fmt::Display for BumpId {
 }
 
 /// How new data is shared out over the paths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
     /// Earliest predicted delivery within the windows; a slower path where the sender has enough under way for it.
     #[default]
@@ -64,45 +77,49 @@ pub enum Scheduler {
     Blest,
 }
 
-impl Scheduler {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Balanced,
-        Self::LowestRtt,
-        Self::RoundRobin,
-        Self::Redundant,
-        Self::Blest,
-    ];
+/// Names of each value, in the configuration and for users.
+macro_rules! names {
+    ($($type:ident[$count:literal] { $($value:ident: $name:literal),* })*) => {$(
+        impl $type {
+            /// All of them.
+            pub const ALL: [Self; $count] = [$(Self::$value),*];
 
-    /// As the configuration names it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Balanced => "balanced",
-            Self::LowestRtt => "lowest-rtt",
-            Self::RoundRobin => "round-robin",
-            Self::Redundant => "redundant",
-            Self::Blest => "blest",
+            /// As the configuration names it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name),*
+                }
+            }
         }
-    }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownName;
+
+            fn from_str(name: &str) -> Result<Self, UnknownName> {
+                let mut all = Self::ALL.into_iter();
+                all.find(|one| one.name() == name).ok_or(UnknownName)
+            }
+        }
+    )*};
 }
 
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+names! {
+    Scheduler[5] {
+        Balanced: "balanced", LowestRtt: "lowest-rtt", RoundRobin: "round-robin", Redundant: "redundant", Blest: "blest"
     }
-}
-
-impl FromStr for Scheduler {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|one| one.name() == name).ok_or(UnknownName)
-    }
+    Handshake[3] { Trusted: "trusted", Chained: "chained", Any: "any" }
+    Role[4] { Primary: "primary", Secondary: "secondary", Backup: "backup", Never: "never" }
 }
 
 /// The paths by which keys may be agreed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Handshake {
     /// Paths that both ends call trusted.
     Trusted,
@@ -112,22 +129,9 @@ pub enum Handshake {
     Any,
 }
 
-impl Handshake {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Trusted, Self::Chained, Self::Any];
-
-    /// As the configuration names it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Trusted => "trusted",
-            Self::Chained => "chained",
-            Self::Any => "any",
-        }
-    }
-}
-
 /// Role of a path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Data.
     #[default]
@@ -138,36 +142,6 @@ pub enum Role {
     Backup,
     /// Nothing: as if its interface were down.
     Never,
-}
-
-impl Role {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Primary, Self::Secondary, Self::Backup, Self::Never];
-
-    /// As the configuration names it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Primary => "primary",
-            Self::Secondary => "secondary",
-            Self::Backup => "backup",
-            Self::Never => "never",
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Role {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|one| one.name() == name).ok_or(UnknownName)
-    }
 }
 
 /// How firmly a rule holds.

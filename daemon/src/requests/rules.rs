@@ -208,7 +208,7 @@ fn may_add(daemon: &Daemon, caller: Caller, wanted: &NewRule) -> anyhow::Result<
             caller.uid
         ));
     }
-    if !caller.is_root() && wanted.terms.match_expr.is_some() {
+    if !caller.is_root() && wanted.terms.has("match") {
         return denied("only root makes rules with a match of iptables".to_owned());
     }
     may_have_more(daemon, caller)

@@ -77,7 +77,7 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
 fn named_otherwise(daemon: &Daemon, before: &Inventory) -> bool {
     let (state, now) = (daemon.state.borrow(), daemon.host.inventory());
     let rules = state.rules.all().iter();
-    let of_rules = rules.filter_map(|rule| rule.selection.interface.as_deref());
+    let of_rules = rules.filter_map(|rule| rule.selection.interface().map(String::as_str));
     let devices = daemon.config.bumps.iter().filter_map(BumpConfig::device);
     let mut names = of_rules.chain(devices);
     names.any(|name| before.device_name(name) != now.device_name(name))

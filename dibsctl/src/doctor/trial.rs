@@ -9,7 +9,7 @@ use dibs_policy::{
     Backstop, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Hours, Known, Standing,
     Steering,
 };
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Term};
 use nix::sched::{CloneFlags, unshare};
 
 use super::finding::Finding;
@@ -127,7 +127,7 @@ fn desired() -> Desired {
 fn optional() -> [(&'static str, ClassRule); 2] {
     let rule = ClassRule::tcp(1, BumpId::new(1).expect("one is a bump"));
     let dscp = ClassRule {
-        dscp: Some(46),
+        terms: vec![Term::Dscp(46)],
         ..rule.clone()
     };
     let time = ClassRule {

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 use dibs_control::{
-    BumpInfo, Changed, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector, Terms,
+    BumpInfo, Changed, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector,
     encode_reply,
 };
 use serde_json::Value;
@@ -395,12 +395,14 @@ fn rules_are_made_and_deleted() {
     ];
     let (run, asked) = Daemon::answering(Ok(Reply::Rule(preferred.into()))).run(&args);
     let wanted = NewRule {
-        terms: Terms {
-            gid: Some(7),
-            time: Some("08:00-18:00".to_owned()),
-            match_expr: Some("-m tos --tos 8".to_owned()),
-            ..Terms::default()
-        },
+        terms: [
+            ("gid", "7"),
+            ("time", "08:00-18:00"),
+            ("match", "-m tos --tos 8"),
+        ]
+        .map(|(key, text)| (key, text.to_owned()))
+        .into_iter()
+        .collect(),
         prefer: true,
         priority: -2,
         ..NewRule::new(

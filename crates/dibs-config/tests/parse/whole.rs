@@ -65,24 +65,21 @@ fn the_contract_is_read() {
     let [rule] = &config.rules[..] else {
         panic!("{:?}", config.rules)
     };
-    let selection = &rule.selection;
-    let ports = |ranges: &[dibs_config::PortRange]| -> Vec<String> {
-        ranges.iter().map(ToString::to_string).collect()
-    };
-    assert_eq!(
-        (ports(&selection.dport), ports(&selection.sport)),
-        (
-            vec!["80".to_owned()],
-            vec!["1024-65535".to_owned(), "7".to_owned()]
-        )
-    );
-    assert_eq!(
-        (selection.uid, selection.gid, &selection.user),
-        (Some(1000), Some(100), &None)
-    );
-    assert_eq!(selection.destination, ["10.0.1.0/24".parse().unwrap()]);
-    assert_eq!(selection.time.unwrap().to_string(), "08:00-18:00");
-    assert_eq!(selection.match_expr.as_ref().unwrap().args()[1], "dscp");
+    let terms = rule.selection.terms();
+    let terms: Vec<_> = terms
+        .iter()
+        .map(|term| (term.key(), term.to_string()))
+        .collect();
+    let expected = [
+        ("dport", "80"),
+        ("sport", "1024-65535,7"),
+        ("uid", "1000"),
+        ("gid", "100"),
+        ("destination", "10.0.1.0/24"),
+        ("time", "08:00-18:00"),
+        ("match", "-m dscp --dscp-class EF"),
+    ];
+    assert_eq!(terms, expected.map(|(key, text)| (key, text.to_owned())));
     assert_eq!((rule.priority, rule.level), (0, Level::Usual));
 }
 

@@ -1,3 +1,5 @@
+use dibs_settings::Term;
+
 use super::*;
 use crate::{Binding, BumpRoute, ClassRule, DeviceName, DeviceOwner, Fail, Prefix};
 
@@ -323,7 +325,7 @@ fn class_rules_match_what_they_name_and_only_the_bumps_peers() {
         ClassRule {
             sport: Some(5201.into()),
             uid: Some(1000),
-            gid: Some(7),
+            terms: vec![Term::Gid(7)],
             ..ClassRule::tcp(1, first)
         },
         ClassRule {

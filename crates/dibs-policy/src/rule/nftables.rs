@@ -2,8 +2,10 @@
 
 use std::net::IpAddr;
 
+use dibs_settings::Term;
+
 use super::{Bits, Match, Rule, Verdict, label};
-use crate::desired::{Hours, Ports, Protocol};
+use crate::desired::{Hours, Ports};
 use crate::nft::{Attributes, Change, Kind};
 use crate::{DeviceName, Family, Prefix};
 
@@ -18,7 +20,6 @@ const WORDS: u32 = 8;
 const UNTRACKED_FOR: u64 = 120_000;
 
 const TCP: [u8; 1] = [6];
-const UDP: [u8; 1] = [17];
 
 /// A rule as the kernel is told it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +88,7 @@ impl Rule {
         let of_family = |asked: &Match| {
             matches!(
                 asked,
-                Match::Among(_) | Match::AmongBack(_) | Match::Dscp(_)
+                Match::Among(_) | Match::AmongBack(_) | Match::Term(Term::Dscp(_))
             )
         };
         self.matches.iter().any(of_family)
@@ -129,11 +130,7 @@ impl Expressions {
             Match::To(net) => self.prefix(*net, true),
             Match::In(device, is) => self.name(IN_NAME, device, *is),
             Match::Out(device, is) => self.name(OUT_NAME, device, *is),
-            Match::Transport {
-                protocol,
-                sport,
-                dport,
-            } => self.transport(*protocol, *sport, *dport),
+            Match::Tcp { sport, dport } => self.tcp(*sport, *dport),
             Match::Owner { uid, gid } => {
                 for (key, id) in [(UID, uid), (GID, gid)] {
                     if let Some(id) = id {
@@ -141,13 +138,13 @@ impl Expressions {
                     }
                 }
             }
-            Match::Dscp(dscp) => self.dscp(family?, *dscp),
+            Match::Term(Term::Dscp(dscp)) => self.dscp(family?, *dscp),
             Match::Hours(hours) => self.hours(*hours),
             Match::Mark(bits) => self.meta(MARK).masked(*bits),
             Match::CtMark(bits) => self.tracked(CT_MARK).masked(*bits),
             Match::OfTcp => self.tracked(CT_PROTOCOL).compare(&TCP, true),
             Match::Class(_) => {}
-            Match::Iptables(_) => return None,
+            Match::Term(_) | Match::Iptables(_) => return None,
             Match::Among(set) => self.ends(family?, false).among(set.name(family?)),
             Match::AmongBack(set) => self.ends(family?, true).among(set.name(family?)),
             // NF_CT_STATE_UNTRACKED_BIT.
@@ -232,13 +229,8 @@ impl Expressions {
             .compare(&bits.value.to_ne_bytes(), bits.is);
     }
 
-    fn transport(&mut self, protocol: Protocol, sport: Option<Ports>, dport: Option<Ports>) {
-        let number = match protocol {
-            Protocol::Tcp => TCP,
-            Protocol::Udp => UDP,
-            Protocol::Any => return,
-        };
-        self.meta(PROTOCOL).compare(&number, true);
+    fn tcp(&mut self, sport: Option<Ports>, dport: Option<Ports>) {
+        self.meta(PROTOCOL).compare(&TCP, true);
         for (ports, offset) in [(sport, 0), (dport, 2)] {
             let Some(ports) = ports else { continue };
             let loaded = self.payload(REGISTER, TRANSPORT, offset, 2);

@@ -4,7 +4,7 @@ use dibs_settings::BumpId;
 
 use super::*;
 use crate::nft::{attribute, attributes, text};
-use crate::{ClassRule, DeviceName, Hours, Ports, Protocol};
+use crate::{ClassRule, DeviceName, Hours, Ports};
 
 fn bump(id: u8, device: &str, owner: DeviceOwner, peers: &[&str]) -> BumpRoute {
     BumpRoute {
@@ -34,9 +34,8 @@ fn everything() -> Desired {
         },
         ClassRule {
             dport: Some(80.into()),
-            gid: Some(7),
             interface: Some(DeviceName::new("eth0").unwrap()),
-            dscp: Some(46),
+            terms: vec![Term::Gid(7), Term::Dscp(46)],
             ..class(2, 1, Binding::Loose)
         },
         ClassRule {
@@ -50,7 +49,6 @@ fn everything() -> Desired {
             ..class(3, 3, Binding::Required)
         },
         ClassRule {
-            protocol: Protocol::Udp,
             dport: Some(53.into()),
             hours: Some(Hours {
                 start: 79_200,
@@ -59,7 +57,6 @@ fn everything() -> Desired {
             ..class(4, 3, Binding::Loose)
         },
         ClassRule {
-            protocol: Protocol::Any,
             family: Some(Family::V6),
             hours: Some(Hours {
                 start: 28_800,
@@ -68,9 +65,7 @@ fn everything() -> Desired {
             ..class(5, 1, Binding::Loose)
         },
         ClassRule {
-            matches: ["-m", "length", "--length", "0:99"]
-                .map(str::to_owned)
-                .into(),
+            terms: vec![Term::parse("match", "-m length --length 0:99").unwrap()],
             ..class(6, 1, Binding::Loose)
         },
         ClassRule {

@@ -51,7 +51,7 @@ tests! {
     }
     traffic {
         class_rules_send_new_connections_into_the_tun,
-        own_datagrams_are_never_steered,
+        what_has_the_own_mark_is_never_steered,
         what_comes_by_the_tun_is_followed,
         icmp_errors_go_with_their_connection,
         what_is_not_tcp_never_follows,

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use dibs_policy::{
-    BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Fail, Ports, Protocol, Steering, Watch,
+    BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Fail, Ports, Steering, Watch,
 };
+
+use dibs_settings::Term;
 
 use crate::lab::{ENDS, Lab, address, bump, connecting, wish};
 
@@ -21,8 +23,7 @@ pub(crate) fn repeating_changes_nothing(lab: &Lab) {
             ..ClassRule::tcp(1, bump(1))
         },
         ClassRule {
-            gid: Some(0),
-            protocol: Protocol::Any,
+            terms: vec![Term::Gid(0)],
             ..ClassRule::tcp(2, bump(1))
         },
         ClassRule {

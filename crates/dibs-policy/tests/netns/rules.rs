@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dibs_policy::{
     Backstop, Binding, ClassRule, Desired, DeviceName, Error, Family, Hours, Known, Place, Prefix,
 };
+use dibs_settings::Term;
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -66,8 +67,8 @@ fn takes_to(lab: &Lab, there: &str) -> Vec<u8> {
     }
 }
 
-fn matches(text: &str) -> Vec<String> {
-    text.split(' ').map(str::to_owned).collect()
+fn matches(text: &str) -> Vec<Term> {
+    vec![Term::parse("match", text).expect("matches of iptables")]
 }
 
 fn with(rules: &[ClassRule]) -> Desired {
@@ -98,15 +99,15 @@ fn meant_and_not() -> Vec<[ClassRule; 2]> {
     vec![
         // No other group exists here.
         both(&|rule, meant| {
-            rule.gid = Some(0);
-            rule.dscp = (!meant).then_some(45);
+            rule.terms = vec![Term::Gid(0)];
+            rule.terms.extend((!meant).then_some(Term::Dscp(45)));
         }),
         both(&|rule, meant| rule.interface = device(if meant { "veth0" } else { "eth9" })),
-        both(&|rule, meant| rule.dscp = Some(if meant { DSCP } else { 45 })),
+        both(&|rule, meant| rule.terms = vec![Term::Dscp(if meant { DSCP } else { 45 })]),
         both(&|rule, meant| rule.hours = Some(if meant { now } else { not_now })),
         both(&|rule, meant| {
             let length = if meant { "0:1000" } else { "1001:65535" };
-            rule.matches = matches(&format!("-m length --length {length} -m tos --tos 0xb8"));
+            rule.terms = matches(&format!("-m length --length {length} -m tos --tos 0xb8"));
         }),
     ]
 }
@@ -138,7 +139,7 @@ pub(crate) fn each_match_means_what_it_says(lab: &Lab) {
 
 pub(crate) fn an_established_connection_follows_its_next_packet(lab: &Lab) {
     lab.steered(&with(&[ClassRule {
-        dscp: Some(DSCP),
+        terms: vec![Term::Dscp(DSCP)],
         ..rule()
     }]));
     for (_, there) in ENDS {
@@ -162,7 +163,7 @@ pub(crate) fn the_first_rule_that_fits_decides(lab: &Lab) {
         other.device = DeviceName::new("dibs2").expect("a name");
         wish.bumps.push(other);
         let dscp = ClassRule {
-            dscp: Some(DSCP),
+            terms: vec![Term::Dscp(DSCP)],
             ..ClassRule::tcp(1, bump(id))
         };
         wish.rules = vec![dscp, ClassRule::tcp(2, bump(3 - id))];
@@ -185,7 +186,7 @@ pub(crate) fn what_iptables_refuses_is_told_before_anything_is_installed(lab: &L
     let mut steering = lab.steering();
     let mut probe = |text: &str| {
         let rule = ClassRule {
-            matches: matches(text),
+            terms: matches(text),
             ..rule()
         };
         lab.wait(steering.probe(&rule, &Family::BOTH))
@@ -230,7 +231,10 @@ fn flushed(lab: &Lab, desired: &Desired) -> Backstop {
 pub(crate) fn the_backstop_knows_what_rules_name(lab: &Lab) {
     for [meant, not] in meant_and_not() {
         // What only iptables understands, it leaves alone.
-        let knows = meant.matches.is_empty();
+        let knows = !meant
+            .terms
+            .iter()
+            .any(|term| matches!(term, Term::Match(_)));
         let passes = |there: &str, backstop: &mut Backstop| {
             let before = lab.wait(backstop.dropped()).expect("counted");
             let listener = lab.peer_listens(80, there);

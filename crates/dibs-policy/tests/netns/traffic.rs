@@ -4,9 +4,9 @@ use std::io::Read;
 use std::net::{TcpListener, UdpSocket};
 
 use dibs_policy::conntrack::{Connection, Conntrack};
-use dibs_policy::{Backstop, ClassRule, Known, Protocol};
+use dibs_policy::{Backstop, ClassRule, Known};
 use nix::poll::PollFlags;
-use socket2::SockRef;
+use socket2::{Domain, Socket, Type};
 
 use crate::lab::{ENDS, Lab, accept, address, bump, connecting, marks, wait_for, wish};
 use crate::packet::{ACK, SYN, UNREACHABLE, datagram, echo, syn};
@@ -26,26 +26,17 @@ pub(crate) fn class_rules_send_new_connections_into_the_tun(lab: &Lab) {
     }
 }
 
-pub(crate) fn own_datagrams_are_never_steered(lab: &Lab) {
-    let mut wish = wish();
-    wish.rules = vec![ClassRule {
-        protocol: Protocol::Udp,
-        ..ClassRule::tcp(1, bump(1))
-    }];
-    lab.steered(&wish);
-    for (here, there) in ENDS {
-        let far = lab.on_peer(|| UdpSocket::bind(address(there, 5300)).expect("a socket"));
-        let near = UdpSocket::bind(address(here, 0)).expect("a socket");
-        near.send_to(b"steered", address(there, 5300))
-            .expect("sent");
-        assert_eq!(lab.tun_takes().payload, b"steered");
-        SockRef::from(&near)
-            .set_mark(marks().own())
-            .expect("a mark");
-        near.send_to(b"own", address(there, 5300)).expect("sent");
-        wait_for(&far, PollFlags::POLLIN, "the own datagram");
-        let mut buffer = [0; 16];
-        assert_eq!(far.recv(&mut buffer).expect("a datagram"), 3);
+pub(crate) fn what_has_the_own_mark_is_never_steered(lab: &Lab) {
+    lab.steered(&wish());
+    for (_, there) in ENDS {
+        let to = address(there, 80);
+        let listener = lab.peer_listens(80, there);
+        let own = Socket::new(Domain::for_address(to), Type::STREAM, None).expect("a socket");
+        own.set_mark(marks().own()).expect("a mark");
+        own.connect(&to.into()).expect("the peer listens");
+        accept(&listener);
+        let _steered = connecting(to, None);
+        assert_eq!(lab.tun_takes().destination, to);
     }
 }
 

@@ -5,7 +5,9 @@
 
 use std::fmt;
 
-use crate::table::{Wrong, meant};
+use serde::{Deserialize, Serialize};
+
+use crate::{Wrong, meant};
 
 /// Modules, and what of them may be used. Only what can be told of an outgoing packet by its
 /// headers, its socket or the clock.
@@ -47,7 +49,7 @@ const MODULES: &[(&str, &[&str])] = &[
 ];
 
 /// Arguments of iptables of the form `-m MODULE [!] --option value ...`, safe to put on its line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatchExpr(Vec<String>);
 
 impl MatchExpr {
@@ -56,7 +58,19 @@ impl MatchExpr {
         &self.0
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Self, Wrong> {
+    /// Whether only connections of this host's own can fit: it asks for their socket.
+    pub(crate) fn is_of_sockets(&self) -> bool {
+        let modules = self.0.windows(2).filter(|words| words[0] == "-m");
+        modules
+            .into_iter()
+            .any(|words| ["owner", "cgroup"].contains(&words[1].as_str()))
+    }
+
+    /// Reads the text of the file.
+    ///
+    /// # Errors
+    /// It is not of that form.
+    pub fn parse(text: &str) -> Result<Self, Wrong> {
         if let Some(control) = text.chars().find(|c| c.is_control()) {
             return Err(Wrong::bare(format!(
                 "has the control character {control:?}"
