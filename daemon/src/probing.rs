@@ -4,11 +4,12 @@ use anyhow::Context as _;
 use dibs_config::{Config, Level, Selection};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
+use dibs_switch::engine;
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rules::{Narrowed, Rule, name};
-use crate::{connections, following, reconcile};
+use crate::{connections, reconcile};
 
 /// Whether a rule names what not every kernel or iptables takes.
 fn is_special(selection: &Selection) -> bool {
@@ -175,7 +176,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
         );
     }
     let lives = connections::all(daemon).await?;
-    following::follow_changed_rules(daemon, [].as_slice().into(), &lives).await;
+    engine::rules::follow_changed(daemon, [].as_slice().into(), &lives).await;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! All rules, and which of them hold.
 
+use std::slice;
 use std::time::Duration;
 
 use dibs_control::{RuleId, RuleOrigin};
@@ -27,6 +28,25 @@ pub(crate) struct RuleBook {
     next: RuleId,
     /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
     utc_offset: i32,
+}
+
+/// Rules that hold now, in the order in which they are tried.
+#[derive(Clone)]
+pub(crate) struct Active<'a> {
+    rules: slice::Iter<'a, Rule>,
+    suspended: bool,
+}
+
+impl<'a> Iterator for Active<'a> {
+    type Item = &'a Rule;
+
+    fn next(&mut self) -> Option<&'a Rule> {
+        let suspended = self.suspended;
+        self.rules.find(|rule| {
+            let is_listed = !(suspended && rule.origin == RuleOrigin::Config);
+            is_listed && !rule.waits() && rule.holds
+        })
+    }
 }
 
 impl RuleBook {
@@ -83,8 +103,11 @@ impl RuleBook {
     }
 
     /// Those that hold now.
-    pub(crate) fn active(&self) -> impl Iterator<Item = &Rule> + Clone {
-        self.in_force().filter(|rule| rule.holds)
+    pub(crate) fn active(&self) -> Active<'_> {
+        Active {
+            rules: self.now.rules.iter(),
+            suspended: self.now.suspended,
+        }
     }
 
     /// What there would be with another one, which takes the next number, without those that it displaces.

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
@@ -139,12 +140,16 @@ pub enum News<'a, L, R> {
         /// The connections.
         conns: &'a [L],
     },
+    /// Connections that could not follow it are put back.
+    Undone(&'a [Pair]),
     /// A choice is given up for a rule of the peer.
     GivenUp {
         /// The peer with the rule.
         peer: usize,
-        /// The connection.
+        /// Its ends.
         pair: Pair,
+        /// The connection, if it is still there.
+        conn: Option<L>,
     },
     /// A choice gives way to what a rule requires.
     Overruled,
@@ -192,7 +197,10 @@ pub type NewsOf<'a, M> = News<'a, <M as Machine>::Live, <M as Machine>::Rule>;
 /// A machine that the engine works on: a host's kernel, data path, state file, peers and clock.
 ///
 /// Its functions give what the system did or knows; none decides what comes next.
-#[allow(async_fn_in_trait, reason = "an engine stays on the thread of its machine")]
+#[allow(
+    async_fn_in_trait,
+    reason = "an engine stays on the thread of its machine"
+)]
 pub trait Machine {
     /// A live connection.
     type Live: Live;
@@ -334,6 +342,8 @@ pub trait Machine {
     /// # Errors
     /// There is none.
     async fn ask(&self, peer: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered>;
+    /// Waits for so long.
+    async fn sleep(&self, time: Duration);
     /// Has a task of the machine look.
     fn wake(&self, task: Task);
     /// Tells whom it concerns.

@@ -99,12 +99,7 @@ fn save_versions<M: Machine>(m: &M, moves: &mut [&mut Move<M>]) {
     or_warn(m, saved);
 }
 
-async fn ask_for_part<M: Machine>(
-    m: &M,
-    peer: usize,
-    moves: &mut [&mut Move<M>],
-    switch: Switch,
-) {
+async fn ask_for_part<M: Machine>(m: &M, peer: usize, moves: &mut [&mut Move<M>], switch: Switch) {
     let conns: Vec<(Meant, Version)> = { moves.iter() }
         .map(|(_, asked)| (asked.conn(), asked.version()))
         .collect();

@@ -51,7 +51,7 @@ impl<W: fmt::Display, F: fmt::Display> Outcome<W, F> {
 }
 
 /// Moves connections, as a user here chose; returns what came of it for each, in the same order. `progress` is told how
-/// many are dealt with, of how many.
+/// many more are dealt with, of how many.
 ///
 /// # Errors
 /// Nothing was changed: the system could not.
@@ -88,7 +88,7 @@ pub async fn choose<M: Machine>(
         let moves = by_peer.values().flatten();
         m.expect_rates(&moves.map(|(live, _)| *live).collect::<Vec<_>>());
     }
-    let done = |count| progress(count, of);
+    let done = |more| progress(more, of);
     let moved = { by_peer.iter_mut() }.map(|(peer, moves)| move_all(m, *peer, moves, &done));
     outcomes.extend(join_all(moved).await.into_iter().flatten());
     m.save()?;
@@ -100,7 +100,11 @@ pub async fn choose<M: Machine>(
         moved.for_each(|(pair, _)| m.solicit(pair, bump));
     }
     let outcome = |live: &M::Live| outcomes.remove(&live.pair()).unwrap_or(Outcome::Ended);
-    Ok({ lives.iter() }.map(outcome).zip(lives).map(|(outcome, live)| (*live, outcome)).collect())
+    Ok({ lives.iter() }
+        .map(outcome)
+        .zip(lives)
+        .map(|(outcome, live)| (*live, outcome))
+        .collect())
 }
 
 fn propose<M: Machine>(m: &M, live: &M::Live, bump: Option<BumpId>) -> Option<Negotiation> {
@@ -130,7 +134,7 @@ async fn move_all<M: Machine>(
             let fault = failed.remove(&live.pair());
             (live.pair(), outcome(m, asked, fault))
         }));
-        done(outcomes.len());
+        done(moves.len());
     }
     outcomes
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dibs_settings::BumpId;
 
 use super::asks::{self, ROUND};
-use super::{Live as _, Machine, Task, update};
+use super::{Live as _, Machine, News, Task, update};
 use crate::conns::{Meant, Pair};
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
@@ -75,27 +75,35 @@ async fn note_answers<M: Machine>(
         false => m.look_up(&confirmed).await?,
     };
     for (Meant { pair, socket }, answer) in answers {
-        let live = lives.get(pair).filter(|live| live.meant().socket == *socket);
+        let live = lives
+            .get(pair)
+            .filter(|live| live.meant().socket == *socket);
         let stays_on = live.and_then(|live| stays_on(m, live, &tracked));
         let now = m.now();
-        update(m, pair, |conn| conn.lock.handle_answer(bump, *answer, stays_on, now));
+        update(m, pair, |conn| {
+            conn.lock.handle_answer(bump, *answer, stays_on, now)
+        });
     }
     m.wake(Task::Lock);
     Ok(())
 }
 
 /// Answers a peer whether connections are on a bump here; those that are, the peer just said, are so at both ends.
-///
-/// # Errors
-/// The kernel does not say where they are.
 pub async fn answer<M: Machine>(
     m: &M,
     peer: usize,
     bump: BumpId,
     conns: &[Named],
-) -> Result<Vec<(Outcome, u64)>, M::Fault> {
+) -> Vec<(Outcome, u64)> {
     let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
-    let (lives, tracked) = m.look_up(&pairs).await?;
+    let (lives, tracked) = match m.look_up(&pairs).await {
+        Ok(found) => found,
+        Err(fault) => {
+            let why = &format!("{fault:#}");
+            m.tell(News::Peer { peer, why });
+            return vec![(Outcome::Failed, 0); pairs.len()];
+        }
+    };
     let answer = |(pair, named): (&Pair, &Named)| {
         let live = lives.get(pair).filter(|live| live.peer() == peer);
         let here = live.map(|live| Here {
@@ -110,7 +118,7 @@ pub async fn answer<M: Machine>(
         }
         answer
     };
-    Ok(pairs.iter().zip(conns).map(answer).collect())
+    pairs.iter().zip(conns).map(answer).collect()
 }
 
 /// The bump that a connection is on, unless it is about to leave it or not there yet.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use dibs_settings::BumpId;
 
 use super::asks::{self, Move, ROUND};
-use super::{Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, update, wants, warn_of};
+use super::{
+    Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, update, wants, warn_of,
+};
 use crate::asking::Negotiation;
 use crate::conns::Pair;
 use crate::knock::Refusal;
@@ -166,7 +168,11 @@ async fn let_go<M: Machine>(
     let is_left = |live: &&M::Live| {
         !live.is_over() && m.ruling(live, |ruling| ruling.is_left_to_choice(rule))
     };
-    let chosen: Vec<Pair> = lives.iter().filter(is_left).map(|live| live.pair()).collect();
+    let chosen: Vec<Pair> = lives
+        .iter()
+        .filter(is_left)
+        .map(|live| live.pair())
+        .collect();
     chosen.iter().for_each(|_| m.tell(News::ChoiceLeft));
     warn_of(m, &m.mark_choices(&chosen).await);
     let freed = freed(m, rule, lives);
@@ -214,7 +220,9 @@ pub async fn follow_again<M: Machine>(
         let answer = Err(Unanswered::NotAsked);
         for (pair, bump) in &moved {
             let now = m.now();
-            update(m, pair, |conn| conn.telling.handle_moved(*bump, answer, now));
+            update(m, pair, |conn| {
+                conn.telling.handle_moved(*bump, answer, now)
+            });
         }
     }
     for live in lives? {

@@ -157,6 +157,7 @@ pub(super) async fn prepare<M: Machine>(m: &M) -> Result<(), M::Fault> {
 
 /// Puts connections back to where they were whose switches could not be carried out.
 async fn undo<M: Machine>(m: &M, peer: usize, pairs: &[Pair]) {
+    m.tell(News::Undone(pairs));
     or_warn(m, m.save());
     // The kernel has not taken the new marks: what it has says where they were.
     match m.look_up(pairs).await {
@@ -187,11 +188,7 @@ pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[Pair], bump: Opti
 
 /// Marks connections, by no choice. What leaves for plain is kept there by OVERRIDE while the far end's packets may still
 /// come by the bump: each end would pull the other back.
-pub(super) async fn mark_moved<M: Machine>(
-    m: &M,
-    pairs: &[Pair],
-    bump: Option<BumpId>,
-) -> Failed<M> {
+pub async fn mark_moved<M: Machine>(m: &M, pairs: &[Pair], bump: Option<BumpId>) -> Failed<M> {
     let marks = || {
         if bump.is_none() {
             m.conns(|conns| conns.update_each(pairs, |conn| conn.move_to_left(m.now())));
@@ -250,6 +247,7 @@ pub(super) async fn give_in<M: Machine>(
     if update(m, &pair, |conn| conn.choice.give_up(version)) {
         or_warn(m, m.save());
         follow_peer(m, peer, pair, own).await;
-        m.tell(News::GivenUp { peer, pair });
+        let conn = or_warn(m, m.find(&[pair]).await).and_then(|found| found.get(&pair).copied());
+        m.tell(News::GivenUp { peer, pair, conn });
     }
 }

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use super::asks::{ROUND, ask_switch};
-use super::{Machine, News, Task, switches, update};
+use super::{Machine, News, Task, or_warn, switches, update};
 use crate::conns::{Choice, Meant, Pair};
 use crate::messages::{Switch, Unanswered};
+use crate::telling::TELL_AGAIN;
 
 /// Choices that a peer is to be told.
 pub type Due = Vec<(Pair, Choice)>;
@@ -68,7 +69,7 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
 ///
 /// # Errors
 /// It does not answer.
-pub async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
+async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
     super::wants::send(m, peer, 0).await?;
     let of_peer = |pair: &Pair| m.peer_of(pair) == Some(peer);
     m.conns(|conns| conns.tell_all(m.now(), of_peer));
@@ -78,4 +79,17 @@ pub async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> 
         m.tell(News::ToldAgain);
     }
     tell_choices(m, peer, due).await
+}
+
+/// Tells a peer, whose session is new, all that concerns it, until it has answered; then carries out what rules here say
+/// of the connections with it.
+pub async fn resync<M: Machine>(m: &M, peer: usize) {
+    while let Err(error) = tell_all(m, peer).await {
+        // It is told with the next session.
+        if !matches!(error, Unanswered::Silent | Unanswered::Full) {
+            return;
+        }
+        m.sleep(TELL_AGAIN).await;
+    }
+    or_warn(m, super::rules::follow_at_peer(m, peer).await);
 }

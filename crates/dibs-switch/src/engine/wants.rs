@@ -54,7 +54,8 @@ pub(super) async fn send_all_beside<M: Machine>(m: &M, more: &[u16]) {
 
 /// Makes ready what a peer's rules need here; returns what it is answered.
 pub async fn answer<M: Machine>(m: &M, peer: usize, sequence: u64, bumps: u16) -> Outcome {
-    let is_carried = |number: &u8| dibs_settings::BumpId::new(*number).is_some_and(|b| m.carries(b));
+    let is_carried =
+        |number: &u8| dibs_settings::BumpId::new(*number).is_some_and(|b| m.carries(b));
     let carried = (1..16).filter(is_carried);
     let carried = carried.fold(0, |bumps: u16, number| bumps | 1 << number);
     let of_peer = |pair: &Pair| m.peer_of(pair) == Some(peer);
