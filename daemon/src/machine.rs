@@ -107,7 +107,12 @@ impl Machine for Daemon {
     }
 
     fn rules_want(&self, peer: usize) -> u16 {
-        wants::of_rules(self, peer)
+        let state = self.state.borrow();
+        wants::of_rules(self, state.rules.in_force(), peer)
+    }
+
+    fn book_wants(&self, rules: &Rules, peer: usize) -> u16 {
+        wants::of_rules(self, rules.in_force(), peer)
     }
 
     fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {

@@ -22,6 +22,19 @@ pub(crate) struct Rules {
     pub(crate) suspended: bool,
 }
 
+impl Rules {
+    fn listed(&self) -> impl Iterator<Item = &Rule> + Clone {
+        let suspended = self.suspended;
+        let listed = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
+        self.rules.iter().filter(listed)
+    }
+
+    /// Those in force, whatever the time of day.
+    pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
+        self.listed().filter(|rule| !rule.waits())
+    }
+}
+
 /// The rules of the file and of users. Whoever changes them has the kernel and the peers told, and connections follow.
 pub(crate) struct RuleBook {
     now: Rules,
@@ -87,14 +100,12 @@ impl RuleBook {
 
     /// Rules that users are shown: in force, or waiting until their user is known.
     pub(crate) fn listed(&self) -> impl Iterator<Item = &Rule> + Clone {
-        let suspended = self.now.suspended;
-        let listed = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
-        self.now.rules.iter().filter(listed)
+        self.now.listed()
     }
 
     /// Those in force, whatever the time of day.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
-        self.listed().filter(|rule| !rule.waits())
+        self.now.in_force()
     }
 
     /// Has rules block that would wait until their user is known.

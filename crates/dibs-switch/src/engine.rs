@@ -246,6 +246,8 @@ pub trait Machine {
     fn replace_rules(&self, rules: Self::Book) -> Self::Book;
     /// Bumps that the rules in force need at a peer, bit n for number n.
     fn rules_want(&self, peer: usize) -> u16;
+    /// The same of these rules, once they are in force.
+    fn book_wants(&self, rules: &Self::Book, peer: usize) -> u16;
     /// Access to what a peer's rules need here.
     fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R;
     /// The WANT that says this to a peer.

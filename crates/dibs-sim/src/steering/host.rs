@@ -832,6 +832,10 @@ impl Machine for Host {
         wanted(self.daemon().rules.iter())
     }
 
+    fn book_wants(&self, rules: &Vec<Rule>, _: usize) -> u16 {
+        wanted(rules.iter())
+    }
+
     fn wants<R>(&self, _: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {
         let Daemon { wants, conns, .. } = &mut *self.daemon();
         access(wants, conns)

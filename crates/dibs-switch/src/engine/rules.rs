@@ -55,9 +55,11 @@ pub async fn replace<M: Machine>(
     lives: &[M::Live],
 ) -> Result<(usize, Kept), M::Fault> {
     let wanted = wants::wanted(m);
+    // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before. Until they
+    // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
+    let more = (0..m.peers()).map(|peer| m.book_wants(&rules, peer));
+    wants::send_all_beside(m, &more.collect::<Vec<_>>()).await;
     let before = m.replace_rules(rules);
-    // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before.
-    wants::send_all_beside(m, &wanted).await;
     let carried_out = async {
         m.save()?;
         m.steer().await
