@@ -1,13 +1,15 @@
 //! A host's steering: the marks of its kernel, and the daemon that sets them.
 //!
-//! The daemon is the engine of [`dibs_switch`], as it ships, on the machine of a model ([`host`]): its kernel
+//! The daemon is the engine of [`dibs_switch`], as it ships, on a [`machine`] that is a model: its kernel
 //! (`dibs-policy`: the order of the chains, the guard, LOCKED), its state file and its clock. Tasks of the daemon go on
 //! whenever something comes in or is due.
 
 mod chains;
 mod host;
 mod knocking;
+pub mod machine;
 pub mod ruling;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;

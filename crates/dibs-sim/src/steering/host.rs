@@ -1,62 +1,27 @@
-//! The machine that the engine works on: what a daemon knows, and a model of what it is on.
+//! A host: what its daemon knows, and a model of what that runs on.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::slice;
 use std::task::Poll;
-use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
 use dibs_settings::{BumpId, Level};
-use dibs_switch::answering::Refusal;
-use dibs_switch::asking::Conclusion;
 use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
-use dibs_switch::engine::rules::Kept;
-use dibs_switch::engine::{
-    self, Failed, Found, Goal, Live as _, Machine, Mark as NewMark, News, Task, choices, locks,
-    rules, stands_on, switches, wants,
-};
+use dibs_switch::engine::{Machine as _, Mark as NewMark};
 use dibs_switch::knock;
-use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
-use dibs_switch::plausible::Hosts;
-use dibs_switch::rules::{Ruling, Wants, wanted};
+use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::rules::Wants;
 use dibs_switch::table::{Conn, ConnTable};
-use dibs_switch::tracked::{Entry, Tracked};
-use futures_util::future::join_all;
 
 use super::chains::Chains;
 use super::knocking::Knocks;
-use super::ruling::{Rule, Selected};
-use super::{At, CARRIED, LOOK_EVERY, Mark, SESSION_EVERY, tuple};
+use super::machine::{Live, ruling, tracked};
+use super::ruling::Rule;
+use super::{At, LOOK_EVERY, Mark, SESSION_EVERY};
 use crate::coverage::Seen;
-
-/// A connection whose kernel has sent no byte for as long sends nothing now.
-const SENDS_WITHIN: Duration = Duration::from_millis(200);
-
-/// A connection that is alive.
-#[derive(Clone, Copy, Debug)]
-pub struct Live(pub Meant);
-
-impl engine::Live for Live {
-    fn meant(&self) -> Meant {
-        self.0
-    }
-
-    fn peer(&self) -> usize {
-        0
-    }
-
-    fn is_bound(&self) -> bool {
-        false
-    }
-
-    fn is_over(&self) -> bool {
-        false
-    }
-}
 
 /// What a task wants of the data path.
 #[derive(Debug)]
@@ -75,59 +40,59 @@ pub(super) enum Command {
 
 /// What outlives the daemon.
 #[derive(Debug, Default)]
-struct File {
-    choices: Vec<(Pair, Choice)>,
-    rules: Vec<Rule>,
+pub(super) struct File {
+    pub(super) choices: Vec<(Pair, Choice)>,
+    pub(super) rules: Vec<Rule>,
     /// What the peer's rules need.
-    wants: u16,
+    pub(super) wants: u16,
     /// It takes nothing until then.
-    unable_until: Option<Time>,
+    pub(super) unable_until: Option<Time>,
     /// There is more to be saved than it has.
-    unsaved: bool,
+    pub(super) unsaved: bool,
 }
 
 /// What dies with the daemon.
 #[derive(Debug, Default)]
-struct Daemon {
-    conns: ConnTable,
-    rules: Vec<Rule>,
-    wants: Wants,
+pub(super) struct Daemon {
+    pub(super) conns: ConnTable,
+    pub(super) rules: Vec<Rule>,
+    pub(super) wants: Wants,
     /// The peer has a session, and answers.
-    answers: bool,
+    pub(super) answers: bool,
     /// Of the last WANT.
-    sequence: u64,
-    next_request: u32,
+    pub(super) sequence: u64,
+    pub(super) next_request: u32,
     /// Whether the messages of requests were sent.
-    posted: BTreeMap<u32, bool>,
+    pub(super) posted: BTreeMap<u32, bool>,
     /// Requests that wait for their answers, and these.
-    asked: BTreeMap<u32, Option<Vec<(Outcome, u64)>>>,
+    pub(super) asked: BTreeMap<u32, Option<Vec<(Outcome, u64)>>>,
     /// Questions of the peer that wait for their turn.
-    questions: VecDeque<Message>,
+    pub(super) questions: VecDeque<Message>,
     /// One is being dealt with.
-    serving: bool,
+    pub(super) serving: bool,
     /// The bumps by which something of a connection may still be under way that falls silent.
-    leaving: BTreeMap<Pair, BTreeSet<BumpId>>,
-    knocks: Knocks,
+    pub(super) leaving: BTreeMap<Pair, BTreeSet<BumpId>>,
+    pub(super) knocks: Knocks,
     /// Who waits for a turn to change things: the first has it.
-    turns: VecDeque<u32>,
-    next_turn: u32,
+    pub(super) turns: VecDeque<u32>,
+    pub(super) next_turn: u32,
     /// When peers are asked about what is not locked yet.
-    look_at: Option<Time>,
+    pub(super) look_at: Option<Time>,
     /// They are being asked.
-    asking: bool,
+    pub(super) asking: bool,
     /// The session is new, and nobody has told the peer yet.
-    is_new: bool,
+    pub(super) is_new: bool,
     /// Somebody does.
-    resyncing: bool,
+    pub(super) resyncing: bool,
     /// When the session is looked at again.
-    session_at: Time,
+    pub(super) session_at: Time,
     /// The peer has got a session, or lost it, and nobody has followed yet.
-    turned: Option<bool>,
+    pub(super) turned: Option<bool>,
 }
 
 impl Daemon {
     /// Whether a rule asks for the session.
-    fn prefers(&self) -> bool {
+    pub(super) fn prefers(&self) -> bool {
         self.rules.iter().any(|rule| rule.level == Level::Prefer)
     }
 }
@@ -138,26 +103,26 @@ pub(super) struct Host {
     /// Names it in versions.
     pub(super) own: u64,
     /// Names the other one.
-    peer: u64,
+    pub(super) peer: u64,
     /// Users want connections in plain whether that carries them or not.
-    forces: bool,
-    chains: RefCell<Chains>,
-    file: RefCell<File>,
-    daemon: RefCell<Option<Daemon>>,
+    pub(super) forces: bool,
+    pub(super) chains: RefCell<Chains>,
+    pub(super) file: RefCell<File>,
+    pub(super) daemon: RefCell<Option<Daemon>>,
     /// The highest version that was in force, by connection.
-    highest: RefCell<BTreeMap<Pair, Version>>,
-    now: Cell<Time>,
+    pub(super) highest: RefCell<BTreeMap<Pair, Version>>,
+    pub(super) now: Cell<Time>,
     /// Connections that are alive, and whether they speak.
-    found: RefCell<BTreeMap<Pair, (Socket, bool)>>,
+    pub(super) found: RefCell<BTreeMap<Pair, (Socket, bool)>>,
     /// The data path's connections, if anybody has asked since the last input.
-    listed: RefCell<Option<Rc<Vec<ConnSnapshot>>>>,
-    commands: RefCell<Vec<Command>>,
+    pub(super) listed: RefCell<Option<Rc<Vec<ConnSnapshot>>>>,
+    pub(super) commands: RefCell<Vec<Command>>,
     /// When tasks that wait are to look again.
-    timers: RefCell<BTreeSet<Time>>,
+    pub(super) timers: RefCell<BTreeSet<Time>>,
     /// Something changed that a task may wait for.
-    changed: Cell<bool>,
-    sent: RefCell<Vec<Vec<u8>>>,
-    knocked: RefCell<Vec<Vec<u8>>>,
+    pub(super) changed: Cell<bool>,
+    pub(super) sent: RefCell<Vec<Vec<u8>>>,
+    pub(super) knocked: RefCell<Vec<Vec<u8>>>,
 }
 
 /// A turn to change things, until it is dropped.
@@ -190,7 +155,7 @@ impl Host {
         self.chains.borrow_mut()
     }
 
-    fn daemon(&self) -> RefMut<'_, Daemon> {
+    pub(super) fn daemon(&self) -> RefMut<'_, Daemon> {
         RefMut::map(self.daemon.borrow_mut(), |daemon| {
             daemon.as_mut().expect("a host with a node has a daemon")
         })
@@ -248,7 +213,7 @@ impl Host {
         self.knocked.take()
     }
 
-    fn command(&self, command: Command) {
+    pub(super) fn command(&self, command: Command) {
         self.commands.borrow_mut().push(command);
     }
 
@@ -288,7 +253,7 @@ impl Host {
     }
 
     /// Connections that are alive and speak.
-    fn speaking(&self) -> Vec<Live> {
+    pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
         let speaking = found.iter().filter(|(_, (_, speaks))| *speaks);
         let live = |(pair, (socket, _)): (&Pair, &(Socket, bool))| {
@@ -298,7 +263,7 @@ impl Host {
         speaking.map(live).collect()
     }
 
-    fn is_there(&self, conn: &Meant) -> bool {
+    pub(super) fn is_there(&self, conn: &Meant) -> bool {
         self.socket(&conn.pair) == Some(conn.socket)
     }
 
@@ -447,7 +412,7 @@ impl Host {
     }
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
-    fn put_choice(&self, chains: &mut Chains, pair: Pair) {
+    pub(super) fn put_choice(&self, chains: &mut Chains, pair: Pair) {
         let choice = self.choice(&pair).filter(|choice| !choice.pending);
         if let Some(choice) = choice {
             let highest = &mut *self.highest.borrow_mut();
@@ -458,7 +423,7 @@ impl Host {
     }
 
     /// A connection's mark says this from now on.
-    fn put(&self, chains: &mut Chains, mark: NewMark) {
+    pub(super) fn put(&self, chains: &mut Chains, mark: NewMark) {
         let NewMark {
             pair,
             bump,
@@ -644,83 +609,6 @@ impl Host {
         self.daemon().asking = false;
     }
 
-    /// A user moves a connection.
-    pub(super) async fn choose(&self, conn: Meant, bump: Option<BumpId>) {
-        let _turn = self.turn().await;
-        if !self.is_there(&conn) {
-            return;
-        }
-        let (live, force) = (Live(conn), self.forces);
-        let origin = stands_on(self, &live);
-        match choices::choose(self, &[live], Goal { bump, force }, |_, _| ()).await {
-            Err(_) => self.note(Seen::FailedHere),
-            Ok(_) if bump != origin && bump.is_some() && origin.is_some() => {
-                self.note(Seen::BumpToBump);
-            }
-            Ok(_) => {}
-        }
-    }
-
-    /// Users have these rules from now on.
-    pub(super) async fn change_rules(&self, rules: Vec<Rule>) {
-        let _turn = self.turn().await;
-        self.note(Seen::RulesChanged);
-        let gone: Vec<Rule> = {
-            let daemon = self.daemon();
-            let known = daemon.rules.iter();
-            let stays =
-                |rule: &&Rule| rules.contains(rule) || matches!(rule.meant, Selected::One(_));
-            known.filter(|rule| !stays(rule)).cloned().collect()
-        };
-        let gone = rules::Gone {
-            rules: &gone,
-            force: self.forces,
-        };
-        if rules::replace(self, rules, gone, &self.speaking())
-            .await
-            .is_err()
-        {
-            self.note(Seen::FailedHere);
-        }
-    }
-
-    /// The peer has a session now, or none: rules that prefer their bump ask for it.
-    pub(super) async fn follow_session(&self, answers: bool) {
-        let _turn = self.turn().await;
-        self.chains.borrow_mut().answers = answers;
-        let prefers = self.daemon().prefers();
-        if answers && prefers {
-            rules::follow_ruled(self, &self.speaking()).await;
-        }
-    }
-
-    /// Deals with the peer's questions, one after the other.
-    pub(super) async fn serve(&self) {
-        loop {
-            let next = self.daemon().questions.pop_front();
-            let Some(Message { request, body }) = next else {
-                self.daemon().serving = false;
-                return;
-            };
-            let outcomes = match body {
-                Body::Switch { switch, conns } => switches::answer(self, 0, switch, conns).await,
-                Body::Confirm { bump, conns } => locks::answer(self, 0, bump, &conns).await,
-                Body::Knock(conns) => {
-                    let answers = conns.into_iter().map(|conn| self.answer_knock(conn));
-                    join_all(answers).await
-                }
-                Body::Want {
-                    sequence, bumps, ..
-                } => vec![(wants::answer(self, 0, sequence, bumps).await, 0)],
-                // The simulator's hosts have no firewall.
-                Body::Silent { .. } => vec![(Outcome::Done, 0)],
-                Body::Answer(_) => unreachable!("answers are taken before"),
-            };
-            let body = Body::Answer(outcomes);
-            self.post(Message { request, body });
-        }
-    }
-
     pub(super) fn check(&self) -> Result<(), String> {
         let (daemon, chains) = (self.daemon.borrow(), self.chains.borrow());
         let Some(daemon) = &*daemon else {
@@ -744,379 +632,3 @@ impl Host {
         Ok(())
     }
 }
-
-/// A connection, beside the rules that hold.
-fn ruling<'a>(daemon: &'a Daemon, live: &'a Live) -> Ruling<'a, slice::Iter<'a, Rule>, Live> {
-    Ruling {
-        rules: daemon.rules.iter(),
-        live,
-        socket: live.0.socket,
-        known: daemon.conns.get(&live.0.pair),
-        wants: daemon.wants,
-        answers: daemon.answers,
-    }
-}
-
-/// What the kernel has of these connections.
-fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a Pair>) -> Tracked {
-    let entry = |pair: &Pair| {
-        let mark = chains.marks.get(pair)?.seen();
-        let closed = false;
-        Some((*pair, Entry { mark, closed }))
-    };
-    Tracked::new(pairs.filter_map(entry).collect())
-}
-
-impl Machine for Host {
-    type Live = Live;
-    type Rule = Rule;
-    type Rules<'a> = slice::Iter<'a, Rule>;
-    type Book = Vec<Rule>;
-    type Fault = Unable;
-    type MarkFault = Unable;
-    type Why = &'static str;
-
-    fn now(&self) -> Time {
-        self.now.get()
-    }
-
-    fn peers(&self) -> usize {
-        1
-    }
-
-    fn peer_of(&self, _: &Pair) -> Option<usize> {
-        Some(0)
-    }
-
-    fn hosts(&self, _: usize) -> Hosts {
-        Hosts {
-            own: self.own,
-            peer: self.peer,
-        }
-    }
-
-    fn is_outside(&self, bump: Option<BumpId>) -> bool {
-        bump.is_none()
-    }
-
-    fn carries(&self, bump: BumpId) -> bool {
-        CARRIED.contains(&bump)
-    }
-
-    fn locks(&self) -> bool {
-        true
-    }
-
-    fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
-        access(&mut self.daemon().conns)
-    }
-
-    fn ruling<R>(
-        &self,
-        live: &Live,
-        ask: impl for<'a> FnOnce(Ruling<'a, slice::Iter<'a, Rule>, Live>) -> R,
-    ) -> R {
-        ask(ruling(&self.daemon(), live))
-    }
-
-    fn replace_rules(&self, mut rules: Vec<Rule>) -> Vec<Rule> {
-        let daemon = &mut *self.daemon();
-        // Those of single connections are not the users'.
-        rules.retain(|rule| !matches!(rule.meant, Selected::One(_)));
-        let ones = { daemon.rules.iter() }.filter(|rule| matches!(rule.meant, Selected::One(_)));
-        rules.extend(ones.cloned());
-        std::mem::replace(&mut daemon.rules, rules)
-    }
-
-    fn rules_want(&self, _: usize) -> u16 {
-        wanted(self.daemon().rules.iter())
-    }
-
-    fn book_wants(&self, rules: &Vec<Rule>, _: usize) -> u16 {
-        wanted(rules.iter())
-    }
-
-    fn wants<R>(&self, _: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {
-        let Daemon { wants, conns, .. } = &mut *self.daemon();
-        access(wants, conns)
-    }
-
-    fn want(&self, bumps: u16) -> Body {
-        let daemon = &mut *self.daemon();
-        daemon.sequence += 1;
-        Body::Want {
-            sequence: daemon.sequence,
-            bumps,
-            devices: Vec::new(),
-        }
-    }
-
-    fn marked(&self, live: &Live) -> Option<BumpId> {
-        self.chains.borrow().mark(&live.pair()).bump
-    }
-
-    fn save(&self) -> Result<(), Unable> {
-        let daemon = self.daemon();
-        let choices = daemon.conns.choices().map(|(pair, choice)| {
-            let pending = false;
-            (pair, Choice { pending, ..choice })
-        });
-        let choices: Vec<_> = choices.collect();
-        let file = &mut *self.file.borrow_mut();
-        let wants = daemon.wants.bumps();
-        if file
-            .unable_until
-            .is_some_and(|until| self.now.get() < until)
-        {
-            let known = (&file.choices, &file.rules, file.wants);
-            file.unsaved = known != (&choices, &daemon.rules, wants);
-            return Err(Unable);
-        }
-        (file.choices, file.wants, file.unsaved) = (choices, wants, false);
-        file.rules.clone_from(&daemon.rules);
-        Ok(())
-    }
-
-    async fn install(&self) -> Result<(), Unable> {
-        Ok(())
-    }
-
-    async fn steer(&self) -> Result<(), Unable> {
-        let (daemon, mut chains) = (self.daemon(), self.chains.borrow_mut());
-        chains.rules.clone_from(&daemon.rules);
-        chains.answers = daemon.answers;
-        Ok(())
-    }
-
-    async fn lives(&self) -> Result<Vec<Live>, Unable> {
-        Ok(self.speaking())
-    }
-
-    async fn find(&self, pairs: &[Pair]) -> Result<Found<Self>, Unable> {
-        let live = |pair: &Pair| {
-            let socket = self.socket(pair)?;
-            let pair = *pair;
-            Some((pair, Live(Meant { pair, socket })))
-        };
-        Ok(pairs.iter().filter_map(live).collect())
-    }
-
-    async fn look_up(&self, pairs: &[Pair]) -> Result<(Found<Self>, Tracked), Unable> {
-        let found: HashMap<Pair, Live> = self.find(pairs).await?;
-        Ok((found, tracked(&self.chains.borrow(), pairs.iter())))
-    }
-
-    /// Only of those that are chosen or ruled here: the daemon puts marks of others back as well when they are lost
-    /// (`daemon/src/tracking.rs`), which is not modelled, and locked they would wait for them.
-    async fn bumped<T>(
-        &self,
-        pick: impl Fn(&Live, &Tracked) -> Option<T>,
-    ) -> Result<Vec<T>, Unable> {
-        let lives = self.speaking();
-        let chains = self.chains.borrow();
-        let tracked = tracked(&chains, chains.marks.keys());
-        let mut picked = Vec::new();
-        for live in lives {
-            let pair = live.pair();
-            let is_known = {
-                let daemon = &mut *self.daemon();
-                let conn = daemon.conns.get(&pair);
-                let ruled = ruling(daemon, &live).deciding().is_some();
-                let is_known = ruled || conn.choice.get().is_some();
-                let bump = tracked.bump(&pair);
-                if is_known && bump.is_some() && conn.lock.locked() != bump {
-                    // Also of one that may come about yet.
-                    daemon.look_at = Some(self.now.get() + LOOK_EVERY);
-                }
-                is_known
-            };
-            if is_known {
-                picked.extend(pick(&live, &tracked));
-            }
-        }
-        Ok(picked)
-    }
-
-    async fn sending(&self, pairs: &[Pair]) -> BTreeSet<Pair> {
-        let conns = self.listed().await;
-        let sends = |pair: &&Pair| {
-            let mut spoke = conns.iter().filter(|conn| conn.tuple == tuple(pair));
-            spoke.any(|conn| { conn.spoke }.is_some_and(|t| self.now.get().since(t) < SENDS_WITHIN))
-        };
-        pairs.iter().filter(sends).copied().collect()
-    }
-
-    async fn refused(
-        &self,
-        lives: &[Live],
-        goal: Goal,
-    ) -> Result<BTreeMap<Pair, &'static str>, Unable> {
-        let mut refused = BTreeMap::new();
-        for live in lives {
-            let (required, standing, pending) = {
-                let daemon = self.daemon();
-                let marked = self.marked(live);
-                let ruling = ruling(&daemon, live);
-                let required = ruling.requirement().map(|rule| rule.bump);
-                let choice = daemon.conns.get(&live.pair()).choice.of(live.0.socket);
-                let pending = choice.is_some_and(|choice| choice.pending);
-                (required, ruling.stands_on(marked), pending)
-            };
-            let leaves = goal.bump.is_none() && standing.is_some() && !goal.force;
-            let why = if required.is_some_and(|bump| Some(bump) != goal.bump) {
-                Seen::RequiredKept
-            } else if pending {
-                Seen::BusyRefused
-            } else if leaves && self.knock(live.0).await.is_some() {
-                Seen::PlainRefused
-            } else {
-                continue;
-            };
-            self.note(why);
-            refused.insert(live.pair(), why.name());
-        }
-        Ok(refused)
-    }
-
-    async fn steerable(&self, lives: &[Live], _: Option<BumpId>) -> Vec<Live> {
-        lives.to_vec()
-    }
-
-    async fn uncarried(&self, lives: &[Live]) -> Kept {
-        let bumped = lives.iter().filter(|live| stands_on(self, live).is_some());
-        let knocked = bumped.map(async |live| {
-            let why = self.knock(live.0).await?;
-            self.note(Seen::PlainRefused);
-            Some((live.pair(), why))
-        });
-        join_all(knocked).await.into_iter().flatten().collect()
-    }
-
-    async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[Pair]) -> Option<Refusal> {
-        None
-    }
-
-    async fn mark(&self, marks: impl FnOnce() -> Vec<NewMark>) -> Failed<Self> {
-        let marks = marks();
-        let chains = &mut *self.chains.borrow_mut();
-        marks.into_iter().for_each(|mark| self.put(chains, mark));
-        Failed::<Self>::new()
-    }
-
-    async fn mark_choices(&self, pairs: &[Pair]) -> Failed<Self> {
-        let chains = &mut *self.chains.borrow_mut();
-        pairs.iter().for_each(|pair| self.put_choice(chains, *pair));
-        Failed::<Self>::new()
-    }
-
-    async fn unlock(&self, pairs: &[Pair]) {
-        let chains = &mut *self.chains.borrow_mut();
-        pairs.iter().for_each(|pair| chains.set_lock(pair, None));
-        // If nothing comes of it, it is locked again.
-        self.daemon().look_at = Some(self.now.get() + LOOK_EVERY);
-    }
-
-    async fn silence(&self, lives: &[Live]) {
-        for live in lives {
-            let leaving = &mut self.daemon().leaving;
-            leaving.entry(live.pair()).or_default().extend(CARRIED);
-            self.command(Command::Drain(live.pair()));
-        }
-        self.until(|| {
-            let leaving = &self.daemon().leaving;
-            let waits = lives.iter().any(|live| leaving.contains_key(&live.pair()));
-            (!waits).then_some(())
-        })
-        .await;
-    }
-
-    fn end_drains(&self, pair: &Pair) {
-        self.command(Command::EndDrain(*pair));
-    }
-
-    fn solicit(&self, pair: &Pair, bump: Option<BumpId>) {
-        if let Some(bump) = bump {
-            self.command(Command::Solicit(*pair, bump));
-        }
-    }
-
-    fn expect_rates(&self, _: &[Live]) {}
-
-    async fn ask(&self, _: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered> {
-        let request = self.next_request();
-        let bytes = Message { request, body }.encode();
-        self.command(Command::Post(Some(request), bytes));
-        if !{ self.until(|| self.daemon().posted.remove(&request)) }.await {
-            self.note(Seen::NoSession);
-            return Err(Unanswered::NoSession);
-        }
-        let until = self.now.get() + ANSWER_TIMEOUT;
-        self.daemon().asked.insert(request, None);
-        let answer = self.until(|| {
-            let answer = self.daemon().asked.get_mut(&request)?.take();
-            answer
-                .map(Ok)
-                .or_else(|| self.is_time(until).then_some(Err(Unanswered::Silent)))
-        });
-        let answer = answer.await;
-        self.daemon().asked.remove(&request);
-        answer
-    }
-
-    async fn sleep(&self, time: Duration) {
-        let until = self.now.get() + time;
-        self.until(|| self.is_time(until).then_some(())).await;
-    }
-
-    fn wake(&self, task: Task) {
-        if task == Task::Confirm {
-            self.daemon().look_at = Some(self.now.get());
-        }
-        self.changed.set(true);
-    }
-
-    fn tell(&self, news: News<'_, Live, Rule>) {
-        let seen = match news {
-            News::LeftFirst => Seen::LeftFirst,
-            News::AskedAgain => Seen::AskedAgain,
-            News::Concluded(Conclusion::InForce) => return,
-            News::Concluded(Conclusion::Superseded) => Seen::Superseded,
-            News::Concluded(Conclusion::TakenBack) => Seen::Refused,
-            News::Concluded(Conclusion::PutBack(_)) => Seen::PutBack,
-            News::Concluded(Conclusion::BroughtBack(_)) => Seen::Unanswered,
-            News::Implausible(_) | News::Refused(Refusal::Implausible(_)) => Seen::VersionRefused,
-            News::Refused(Refusal::OtherSocket(_)) => Seen::SocketNamed,
-            News::Refused(Refusal::Older(_)) => Seen::OlderRefused,
-            News::Refused(_) => Seen::SwitchRefused,
-            News::Follows(Switch { ready: true, .. }) => Seen::GotReady,
-            News::Follows(Switch { bump: None, .. }) => Seen::SwitchedOut,
-            News::Follows(Switch { explicit: true, .. }) => Seen::SwitchedIn,
-            News::Follows(_) => Seen::RuleFollowed,
-            News::Undone(pairs) => {
-                let highest = &mut *self.highest.borrow_mut();
-                highest.retain(|pair, _| !pairs.contains(pair));
-                Seen::Failed
-            }
-            News::GivenUp { pair, .. } => {
-                self.highest.borrow_mut().remove(&pair);
-                Seen::OwnRule
-            }
-            News::Overruled => Seen::ChoiceOverruled,
-            News::ChoiceLeft => Seen::ChoiceLeft,
-            News::RuleMoves => Seen::RuleMoved,
-            News::RuleFrees => Seen::RuleFreed,
-            News::RuleAgain => Seen::RuleAgain,
-            News::Wanted => Seen::Wanted,
-            News::ToldAgain => Seen::ToldAgain,
-            News::Switched { .. } | News::Kept { .. } | News::Peer { .. } | News::Fault(_) => {
-                return;
-            }
-        };
-        self.note(seen);
-    }
-}
-
-/// The state file takes nothing now.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the state file takes nothing now")]
-pub(super) struct Unable;

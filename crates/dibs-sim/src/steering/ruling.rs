@@ -6,7 +6,7 @@ use dibs_settings::{BumpId, Level};
 use dibs_switch::conns::Pair;
 use dibs_switch::rules::{self, Fit};
 
-use super::host::Live;
+use super::machine::Live;
 
 /// A rule that the daemon and the kernel can follow alike.
 #[derive(Clone, Debug, PartialEq)]
