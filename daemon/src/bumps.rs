@@ -131,11 +131,6 @@ impl Bumps {
         self.0.iter().find(|bump| bump.id == id)
     }
 
-    /// Their numbers, bit n for number n.
-    pub(crate) fn mask(&self) -> u16 {
-        mask(self.0.iter().map(|bump| bump.id))
-    }
-
     /// The name of a bump, or of none: "plain".
     pub(crate) fn name_of(&self, on: impl Into<Option<BumpId>>) -> &str {
         let Some(id) = on.into() else {

@@ -5,19 +5,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_settings::BumpId;
-use dibs_switch::conns::{Meant, Pair};
-use dibs_switch::locks::{self, Here};
-use dibs_switch::messages::{Answer, Body, Named, Outcome};
-use dibs_switch::tracked::Tracked;
+use dibs_switch::engine::locks;
 
-use crate::clock::now;
 use crate::daemon::Daemon;
-use crate::live::Live;
-use crate::switching::asking;
-use crate::switching::asking::ROUND;
 use crate::wakers::Task;
-use crate::{connections, locking};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -27,33 +18,11 @@ type Busy = Rc<RefCell<BTreeMap<usize, bool>>>;
 
 /// Has peers asked about connections that are on a bump here.
 async fn ask_confirmations(daemon: &Rc<Daemon>, busy: &Busy) -> anyhow::Result<()> {
-    if !locking::locks(daemon) || daemon.state.borrow().installed.is_empty() {
-        return Ok(());
-    }
-    let mut asking: BTreeMap<usize, BTreeMap<BumpId, Vec<Meant>>> = BTreeMap::new();
-    {
-        let _turn = daemon.kernel.looking().await;
-        let pairs = connections::sockets_as(daemon, |live| Some(live.pair)).await?;
-        let tracked = locking::tracked_of(daemon, &pairs).await?;
-        let now = now();
-        let wants_asking = |live: Live| {
-            let bump = stays_on(daemon, &live, &tracked)?;
-            let state = daemon.state.borrow();
-            let wants = state.conns.get(&live.pair).lock.wants_asking(bump, now);
-            wants.then(|| (live.peer, bump, Meant::from(&live)))
-        };
-        for (peer, bump, conn) in connections::sockets_as(daemon, wants_asking).await? {
-            let of_peer = asking.entry(peer).or_default();
-            of_peer.entry(bump).or_default().push(conn);
-        }
-    }
-    for (peer, asked) in asking {
+    for (peer, asked) in locks::unconfirmed(&**daemon).await? {
         let of_task = Rc::clone(daemon);
         let ask = async move {
-            for (bump, conns) in asked {
-                let confirmed = ask_confirmation(&of_task, peer, bump, &conns).await;
-                of_task.events.note("lock what peers confirmed", confirmed);
-            }
+            let confirmed = locks::ask(&*of_task, peer, &asked).await;
+            of_task.events.note("lock what peers confirmed", confirmed);
         };
         let of_task = Rc::clone(daemon);
         ask_apart(busy, peer, ask, move || of_task.wakers.wake(Task::Confirm));
@@ -81,93 +50,6 @@ fn ask_apart(
             look_again();
         }
     });
-}
-
-/// Asks one peer, until it does not answer, and notes which connections are on the bump there, too.
-async fn ask_confirmation(
-    daemon: &Daemon,
-    peer: usize,
-    bump: BumpId,
-    conns: &[Meant],
-) -> anyhow::Result<()> {
-    for conns in conns.chunks(ROUND) {
-        let body = |named: &[(usize, Named)]| Body::Confirm {
-            bump,
-            conns: named.iter().map(|(_, named)| *named).collect(),
-        };
-        let answers = asking::ask_about(daemon, peer, conns, body).await;
-        let answers_none = answers.iter().any(Result::is_err);
-        note_answers(daemon, bump, conns.iter().zip(answers)).await?;
-        if answers_none {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Notes what a peer answered that was asked whether it has connections on `bump`.
-async fn note_answers(
-    daemon: &Daemon,
-    bump: BumpId,
-    answers: impl Iterator<Item = (&Meant, Answer)> + Clone,
-) -> anyhow::Result<()> {
-    let confirmed = answers.clone();
-    let confirmed = confirmed.filter(|(_, answer)| matches!(answer, Ok((Outcome::Done, _))));
-    // It may have left while the peer was asked.
-    let confirmed: Vec<Pair> = confirmed.map(|(conn, _)| conn.pair).collect();
-    let (lives, tracked) = match confirmed.is_empty() {
-        true => Default::default(),
-        false => locking::looked_up(daemon, &confirmed).await?,
-    };
-    for (Meant { pair, socket }, answer) in answers {
-        let live = lives.get(pair).filter(|live| live.socket == *socket);
-        let stays_on = live.and_then(|live| stays_on(daemon, live, &tracked));
-        daemon.update(pair, |conn| {
-            conn.lock.handle_answer(bump, answer, stays_on, now());
-        });
-    }
-    daemon.wakers.wake(Task::Lock);
-    Ok(())
-}
-
-/// Answers whether connections are on a bump here; those that are, the peer just said, are so at both
-/// ends.
-pub(crate) async fn on_confirm(
-    daemon: &Daemon,
-    peer: usize,
-    bump: BumpId,
-    conns: Vec<Named>,
-) -> Vec<(Outcome, u64)> {
-    let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
-    let (lives, tracked) = match locking::looked_up(daemon, &pairs).await {
-        Ok(found) => found,
-        Err(error) => {
-            daemon.warn_of_peer(peer, &format!("{error:#}"));
-            return vec![(Outcome::Failed, 0); pairs.len()];
-        }
-    };
-    let mut outcomes = Vec::with_capacity(pairs.len());
-    for (pair, named) in pairs.into_iter().zip(conns) {
-        let live = lives.get(&pair).filter(|live| live.peer == peer);
-        let here = live.map(|live| Here {
-            socket: live.socket,
-            stays_on: stays_on(daemon, live, &tracked),
-        });
-        let answer = locks::answer(bump, &named, here);
-        if answer.0 == Outcome::Done && locking::locks(daemon) {
-            daemon.update(&pair, |conn| conn.lock.confirm(bump, now()));
-            daemon.wakers.wake(Task::Lock);
-        }
-        outcomes.push(answer);
-    }
-    outcomes
-}
-
-/// The bump that a connection is on, unless it is about to leave it or not there yet.
-fn stays_on(daemon: &Daemon, live: &Live, tracked: &Tracked) -> Option<BumpId> {
-    let on = tracked.bump(&live.pair);
-    let on = on.filter(|_| !live.over && !live.bound);
-    daemon.state.borrow().ruling(live).stays_on(on)
 }
 
 /// Asks peers to confirm, after each switch and from time to time.

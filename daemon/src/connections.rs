@@ -106,12 +106,6 @@ pub(crate) fn bump_of(daemon: &Daemon, live: &Live) -> Option<BumpId> {
     state.ruling(live).is_on(marked(daemon, live))
 }
 
-/// The same, by whatever reason.
-pub(crate) fn stands_on(daemon: &Daemon, live: &Live) -> Option<BumpId> {
-    let state = daemon.state.borrow();
-    state.ruling(live).stands_on(marked(daemon, live))
-}
-
 fn marked(daemon: &Daemon, live: &Live) -> Option<BumpId> {
     marks(&daemon.config).bump_of(live.mark)
 }

@@ -98,11 +98,6 @@ impl Daemon {
         self.state.borrow_mut().conns.update(pair, change)
     }
 
-    /// Changes what is known of these connections.
-    pub(crate) fn update_each(&self, pairs: &[Pair], change: impl FnMut(&mut Conn)) {
-        self.state.borrow_mut().conns.update_each(pairs, change);
-    }
-
     /// Writes what is to outlive us; the sweep does so again if that fails.
     pub(crate) fn save(&self) -> anyhow::Result<()> {
         let state = self.state.borrow();

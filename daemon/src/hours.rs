@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_io::LocalTime;
+use dibs_switch::engine::{rules, wants};
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rules::Rule;
 use crate::wakers::Task;
-use crate::{connections, following, reconcile, wants};
+use crate::{connections, reconcile};
 
 /// A clock that was set, or another time zone, is noticed after this.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -51,7 +52,7 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
     }
     let gone: Vec<Rule> = turned.into_iter().filter(|rule| !rule.holds).collect();
     let wanted = wants::wanted(daemon);
-    following::follow_changed_rules(daemon, gone.as_slice().into(), &lives).await;
+    rules::follow_changed(daemon, gone.as_slice().into(), &lives).await;
     if wants::wanted(daemon) != wanted {
         wants::send_all(daemon).await;
     }

@@ -12,6 +12,8 @@ use dibs_core::Time;
 use dibs_io::{PacketEar, PacketSender};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::engine::asks::{self, ROUND};
+use dibs_switch::engine::stands_on;
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::messages::{Body, Named, Outcome, Unanswered};
 use nix::net::if_::if_nametoindex;
@@ -21,9 +23,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::clock::{instant, now};
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::switching::asking::{self, ROUND};
+use crate::locking;
 use crate::terms::{flow_tuple, marks, pair_of};
-use crate::{connections, locking};
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
@@ -40,10 +41,10 @@ type Knocks = BTreeMap<Pair, Knock>;
 pub(crate) async fn refusals(
     daemon: &Daemon,
     lives: &[Live],
-) -> anyhow::Result<HashMap<Pair, Refusal>> {
+) -> anyhow::Result<BTreeMap<Pair, Refusal>> {
     let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
     for live in lives.iter().filter(|live| !live.over) {
-        let on = connections::stands_on(daemon, live);
+        let on = stands_on(daemon, live);
         if daemon.bumps.inside(on).is_some() {
             by_peer.entry(live.peer).or_default().push(*live);
         }
@@ -93,7 +94,7 @@ async fn knock(
         let conns = named.iter().map(|(index, named)| (*named, numbers(*index)));
         Body::Knock(conns.collect())
     };
-    let mut asked = std::pin::pin!(asking::ask_about(daemon, peer, &meant, body));
+    let mut asked = std::pin::pin!(asks::ask_about(daemon, peer, &meant, body));
     let mut is_answered = false;
     loop {
         plain.send_due(&mut knocks);

@@ -85,28 +85,6 @@ pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_
     Ok(())
 }
 
-/// Lets what is about to leave its bump for another or for plain take plain packets.
-pub(crate) async fn unlock_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) {
-    let holds_back = |pair: &&Pair| daemon.state.borrow().conns.get(pair).lock.holds_back(bump);
-    let leaving: Vec<Pair> = pairs.iter().filter(holds_back).copied().collect();
-    if leaving.is_empty() {
-        return;
-    }
-    daemon.update_each(&leaving, |conn| conn.lock.release());
-    backstop::note_locks(daemon).await;
-    let _turn = daemon.kernel.marking().await;
-    let cleared = async {
-        let mut conntrack = daemon.kernel.conntrack()?;
-        let locked = marks(&daemon.config).locked_bit();
-        for pair in &leaving {
-            conntrack.set_mark(&tuple(pair), 0, locked).await?;
-        }
-        Ok::<_, dibs_policy::Error>(())
-    };
-    // It is cleared with the bump; until then plain packets are lost.
-    daemon.events.note("unlock connections", cleared.await);
-}
-
 /// What conntrack has of connections to peers on any bump.
 async fn tracked(daemon: &Daemon) -> Result<Tracked, dibs_policy::Error> {
     let bumps: Vec<BumpId> = daemon.state.borrow().installed.keys().copied().collect();
@@ -172,16 +150,6 @@ async fn got(daemon: &Daemon, pairs: &[Pair]) -> Result<Tracked, dibs_policy::Er
         }
     }
     Ok(Tracked::new(tracked))
-}
-
-/// The bumps that the kernel has these connections on, if any.
-pub(crate) async fn bumps_of(
-    daemon: &Daemon,
-    pairs: &[Pair],
-) -> Result<Vec<(Pair, Option<BumpId>)>, dibs_policy::Error> {
-    let tracked = got(daemon, pairs).await?;
-    let bump = |(pair, entry): &(Pair, Entry)| (*pair, entry.mark.bump);
-    Ok(tracked.iter().map(bump).collect())
 }
 
 /// What is alive of these connections, and what conntrack has of them.

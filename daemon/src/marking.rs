@@ -1,6 +1,6 @@
 //! What the kernel and the data path are told of a connection that moves.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use dibs_policy::Place;
 use dibs_policy::conntrack::{Connection, Conntrack};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::engine::Mark;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;
 
@@ -20,41 +21,11 @@ use crate::{backstop, connections, gateway};
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
 
-/// What a connection's mark is to say.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    pub(crate) pair: Pair,
-    /// 0: none.
-    pub(crate) bump: Option<BumpId>,
-    /// By choice.
-    pub(crate) explicit: bool,
-}
-
-impl Mark {
-    /// This bump, or nothing of ours, not by choice.
-    pub(crate) fn moved(pair: Pair, bump: Option<BumpId>) -> Self {
-        let explicit = false;
-        Self {
-            pair,
-            bump,
-            explicit,
-        }
-    }
-
-    /// This bump, by choice.
-    pub(crate) fn chosen(pair: Pair, bump: Option<BumpId>) -> Self {
-        Self {
-            explicit: true,
-            ..Self::moved(pair, bump)
-        }
-    }
-}
-
 /// Why the kernel did not take a mark: one reason may stand in the way of many.
 pub(crate) type MarkError = Arc<dibs_policy::Error>;
 
 /// Of which connections it did not.
-pub(crate) type Failed = HashMap<Pair, MarkError>;
+pub(crate) type Failed = BTreeMap<Pair, MarkError>;
 
 /// Whether it took all.
 pub(crate) fn all_of(failed: Failed) -> Result<(), MarkError> {
@@ -99,22 +70,6 @@ pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs
         }
     }
     Ok(())
-}
-
-/// As [`mark`], not by choice. What leaves for plain is kept there by OVERRIDE while the far
-/// end's packets may still come by the bump: each end would pull the other back.
-pub(crate) async fn mark_moved(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) -> Failed {
-    let _turn = daemon.kernel.marking().await;
-    mark_leaving(daemon, pairs, bump).await
-}
-
-/// The same, in [`marking`](crate::kernel::Kernel::marking)'s turn.
-pub(crate) async fn mark_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) -> Failed {
-    if bump.is_none() {
-        daemon.update_each(pairs, |conn| conn.move_to_left(now()));
-    }
-    let moved = pairs.iter().map(|pair| Mark::moved(*pair, bump));
-    mark(daemon, &moved.collect::<Vec<_>>()).await
 }
 
 /// Lets connections that left their bumps a while ago follow again.
@@ -178,11 +133,6 @@ pub(crate) async fn mark(daemon: &Daemon, marks: &[Mark]) -> Failed {
 /// that leave their bumps go on.
 pub(crate) async fn write(daemon: &Daemon, marks: &[Mark]) -> Failed {
     put(daemon, marks, false).await
-}
-
-/// As [`mark`], of one connection.
-pub(crate) async fn mark_one(daemon: &Daemon, one: Mark) -> Result<(), MarkError> {
-    all_of(mark(daemon, &[one]).await)
 }
 
 /// So many at a time that no other has to wait for long.
@@ -339,21 +289,6 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[Pair]) -> Failed {
 /// As [`mark_choices`].
 pub(crate) async fn mark_choice(daemon: &Daemon, pair: &Pair) -> Result<(), MarkError> {
     all_of(mark_choices(daemon, std::slice::from_ref(pair)).await)
-}
-
-/// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
-pub(crate) async fn put_back(daemon: &Daemon, pairs: Vec<(Pair, Option<BumpId>)>) {
-    if pairs.is_empty() {
-        return;
-    }
-    let _turn = daemon.kernel.marking().await;
-    let marks: Vec<Mark> = {
-        let conns = &daemon.state.borrow().conns;
-        let unchosen = |(pair, _): &(Pair, Option<BumpId>)| conns.get(pair).choice.get().is_none();
-        let back = pairs.into_iter().filter(unchosen);
-        back.map(|(pair, bump)| Mark::moved(pair, bump)).collect()
-    };
-    warn_of(&mark(daemon, &marks).await);
 }
 
 /// Another connection has taken the ends of one that something was chosen for: it inherits neither

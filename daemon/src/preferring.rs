@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_config::Level;
+use dibs_switch::engine::{Machine as _, Mark, rules};
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::marking::Mark;
+use crate::marking::all_of;
 use crate::wakers::Task;
-use crate::{connections, following, marking, reconcile, sessions};
+use crate::{connections, reconcile, sessions};
 
 /// Between two looks while a rule asks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -58,9 +59,7 @@ async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
         let lives = lives.iter().filter(|live| live.peer == peer);
         let lives: Vec<Live> = lives.copied().collect();
         if answers[peer] {
-            for (bump, lives) in following::ruled(daemon, &lives) {
-                following::follow_rules(daemon, &lives, Some(bump).into()).await;
-            }
+            rules::follow_ruled(daemon, &lives).await;
         } else {
             release_opening(daemon, &lives).await?;
         }
@@ -74,8 +73,7 @@ async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> 
     for live in lives.iter().filter(|live| live.opening) {
         let waits = daemon.state.borrow().ruling(live).may_begin_plain();
         if waits {
-            let _turn = daemon.kernel.marking().await;
-            marking::mark_one(daemon, Mark::moved(live.pair, None)).await?;
+            all_of(daemon.mark(|| vec![Mark::moved(live.pair, None)]).await)?;
         }
     }
     Ok(())

@@ -5,11 +5,12 @@ use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
 use dibs_settings::Term;
+use dibs_switch::engine;
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rules::{Narrowed, Rule, name};
-use crate::{connections, following, reconcile};
+use crate::{connections, reconcile};
 
 /// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
 /// cannot be, if it is taken in none, or in one and requires its bump: to make do with that is its caller's choice.
@@ -167,7 +168,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
         );
     }
     let lives = connections::all(daemon).await?;
-    following::follow_changed_rules(daemon, [].as_slice().into(), &lives).await;
+    engine::rules::follow_changed(daemon, [].as_slice().into(), &lives).await;
     Ok(())
 }
 

@@ -11,14 +11,13 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use dibs_switch::conns::Version;
+use dibs_switch::engine::{ROUND, locks, switches, wants};
 use dibs_switch::knock::Numbers;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
 use crate::daemon::Daemon;
-use crate::switching::answering;
-use crate::switching::asking::ROUND;
-use crate::{confirming, knocking, silence, wants};
+use crate::{knocking, silence};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -142,7 +141,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
             Body::Want {
                 sequence, bumps, ..
             } => {
-                let outcome = wants::answer(&daemon, peer, sequence, bumps).await;
+                let outcome = wants::answer(&*daemon, peer, sequence, bumps).await;
                 daemon.rpc.answer(peer, request, vec![(outcome, 0)]).await;
             }
             Body::Switch { switch, mut conns } => {
@@ -153,7 +152,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     parts.push((request, more.len()));
                     conns.extend(more);
                 }
-                let outcomes = answering::on_switch(&daemon, peer, switch, conns).await;
+                let outcomes = switches::answer(&*daemon, peer, switch, conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
             Body::Knock(mut conns) => {
@@ -174,7 +173,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
             }
             Body::Answer(_) => unreachable!("answers are taken before"),
             Body::Confirm { bump, conns } => {
-                let outcomes = confirming::on_confirm(&daemon, peer, bump, conns).await;
+                let outcomes = locks::answer(&*daemon, peer, bump, &conns).await;
                 daemon.rpc.answer(peer, request, outcomes).await;
             }
         }

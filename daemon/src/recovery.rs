@@ -30,16 +30,6 @@ pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The same for a connection that has just come to a bump. What kept its kernel silent was in the way that it left, or
-/// the far end did not carry this bump until now. And what it acknowledged last went by that way as well: without
-/// another word of it the data path holds the start of the chain back for as long as it may.
-pub(crate) fn wake(daemon: &Daemon, live: &Live, bump: Option<BumpId>) {
-    if let Some(bump) = daemon.bumps.inside(bump) {
-        // Without the data path nothing goes on.
-        let _ = daemon.driver.solicit(bump, flow_tuple(&live.pair));
-    }
-}
-
 /// The connections that the data path carries, with their bumps.
 async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, BumpId)>> {
     let lives = connections::all(daemon).await?.into_iter();

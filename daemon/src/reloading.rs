@@ -8,6 +8,7 @@ use std::rc::Rc;
 use anyhow::bail;
 use dibs_config::{Config, Level};
 use dibs_control::RuleOrigin;
+use dibs_switch::engine;
 use tokio::signal::unix::Signal;
 
 use crate::daemon::Daemon;
@@ -16,9 +17,7 @@ use crate::rule_book::Rules;
 use crate::rules::{self, Rule};
 use crate::state_file::SavedRule;
 use crate::tasks::host;
-use crate::{
-    backstop, connections, directory, following, marking, probing, reconcile, startup, wants,
-};
+use crate::{backstop, connections, directory, marking, probing, reconcile, startup};
 
 /// Reloads at each signal, one after the other: what a reload waits for holds up nothing else.
 pub(crate) async fn keep(daemon: Rc<Daemon>, file: PathBuf, mut signal: Signal) {
@@ -43,7 +42,7 @@ async fn reload(daemon: &Daemon, file: &Path) {
         Err(error) => tracing::error!("steering: {error:#}"),
     }
     marking::mark_all_choices(daemon).await;
-    wants::send_all(daemon).await;
+    engine::wants::send_all(daemon).await;
 }
 
 async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
@@ -88,7 +87,7 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
         saved: user_rules,
         suspended: false,
     };
-    following::replace_rules(daemon, rules, gone.as_slice().into(), &lives).await?;
+    engine::rules::replace(daemon, rules, gone.as_slice().into(), &lives).await?;
     tracing::info!("{} rule(s) of the file hold", config.rules.len());
     Ok(())
 }

@@ -2,13 +2,14 @@
 
 use anyhow::bail;
 use dibs_control::{ErrorKind, Failure, Reply, Request};
+use dibs_switch::engine::{self, Goal};
 
 use crate::caller::{Caller, refused};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::rules::Rule;
-use crate::switching::{Goal, Progress};
-use crate::{connections, knocking, listing, marking, reconcile, sessions, switching, wants};
+use crate::switching::Progress;
+use crate::{connections, knocking, listing, marking, reconcile, sessions, switching};
 
 mod moving;
 mod named;
@@ -116,7 +117,7 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         }
     }
     daemon.save()?;
-    wants::send_all(daemon).await;
+    engine::wants::send_all(daemon).await;
     reconcile::tell_flow_schedulers(daemon)?;
     reconcile::remove_all(daemon, false).await?;
     daemon.events.tell(

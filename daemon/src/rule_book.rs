@@ -1,5 +1,6 @@
 //! All rules, and which of them hold.
 
+use std::slice;
 use std::time::Duration;
 
 use dibs_control::{RuleId, RuleOrigin};
@@ -21,12 +22,44 @@ pub(crate) struct Rules {
     pub(crate) suspended: bool,
 }
 
+impl Rules {
+    fn listed(&self) -> impl Iterator<Item = &Rule> + Clone {
+        let suspended = self.suspended;
+        let listed = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
+        self.rules.iter().filter(listed)
+    }
+
+    /// Those in force, whatever the time of day.
+    pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
+        self.listed().filter(|rule| !rule.waits())
+    }
+}
+
 /// The rules of the file and of users. Whoever changes them has the kernel and the peers told, and connections follow.
 pub(crate) struct RuleBook {
     now: Rules,
     next: RuleId,
     /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
     utc_offset: i32,
+}
+
+/// Rules that hold now, in the order in which they are tried.
+#[derive(Clone)]
+pub(crate) struct Active<'a> {
+    rules: slice::Iter<'a, Rule>,
+    suspended: bool,
+}
+
+impl<'a> Iterator for Active<'a> {
+    type Item = &'a Rule;
+
+    fn next(&mut self) -> Option<&'a Rule> {
+        let suspended = self.suspended;
+        self.rules.find(|rule| {
+            let is_listed = !(suspended && rule.origin == RuleOrigin::Config);
+            is_listed && !rule.waits() && rule.holds
+        })
+    }
 }
 
 impl RuleBook {
@@ -67,14 +100,12 @@ impl RuleBook {
 
     /// Rules that users are shown: in force, or waiting until their user is known.
     pub(crate) fn listed(&self) -> impl Iterator<Item = &Rule> + Clone {
-        let suspended = self.now.suspended;
-        let listed = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
-        self.now.rules.iter().filter(listed)
+        self.now.listed()
     }
 
     /// Those in force, whatever the time of day.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
-        self.listed().filter(|rule| !rule.waits())
+        self.now.in_force()
     }
 
     /// Has rules block that would wait until their user is known.
@@ -83,8 +114,11 @@ impl RuleBook {
     }
 
     /// Those that hold now.
-    pub(crate) fn active(&self) -> impl Iterator<Item = &Rule> + Clone {
-        self.in_force().filter(|rule| rule.holds)
+    pub(crate) fn active(&self) -> Active<'_> {
+        Active {
+            rules: self.now.rules.iter(),
+            suspended: self.now.suspended,
+        }
     }
 
     /// What there would be with another one, which takes the next number, without those that it displaces.

@@ -25,12 +25,11 @@ use crate::preferences::Preferences;
 use crate::rpc::Rpc;
 use crate::state_file::{self, StateFile};
 use crate::steering::Steerer;
-use crate::switching::telling;
 use crate::tasks::{host, names, notices, sweep};
 use crate::{
     backstop, confirming, control_socket, directory, gateway, hours, locking, metering, metrics,
     preferring, privileges, probing, reconcile, recovery, reloading, restoring, silence, startup,
-    terms, tracking, unresolved,
+    telling, terms, tracking, unresolved,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.

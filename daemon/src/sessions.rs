@@ -6,11 +6,11 @@ use dibs_control::{KeyOrigin, PeerState};
 use dibs_core::node::PeerSnapshot;
 use dibs_core::session;
 use dibs_settings::BumpId;
+use dibs_switch::engine;
 
 use crate::bumps::of_mask;
 use crate::daemon::Daemon;
 use crate::driver::Gone;
-use crate::wants;
 
 /// How a peer stands: a session alone does not mean that it answers.
 pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
@@ -88,7 +88,7 @@ pub(crate) async fn tell_lacks(daemon: &Daemon, peer: usize) {
     let Ok(snapshot) = daemon.driver.snapshot().await else {
         return;
     };
-    let wanted = wants::wanted_of(daemon, peer);
+    let wanted = engine::wants::wanted_of(daemon, peer);
     let seen = &snapshot.peers[peer];
     for bump in of_mask(wanted) {
         if let Some(why) = lacks(daemon, seen, peer, Some(bump)) {

@@ -1,17 +1,19 @@
 //! Subflows of MPTCP connections. One that goes by a bump while another one goes in plain shows in plain what the bump
 //! hides, so all subflows of a connection move, or none.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use dibs_policy::sockets;
+use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use dibs_switch::knock::Refusal;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::log::or_warn;
 
 /// Why connections cannot move.
-pub(crate) type Refused = HashMap<Pair, String>;
+pub(crate) type Refused = BTreeMap<Pair, String>;
 
 /// Connections of `all` that are meant, or are subflows of a connection of which one is.
 pub(crate) fn united(all: &[Live], meant: impl Fn(&Live) -> bool) -> Vec<&Live> {
@@ -45,8 +47,8 @@ pub(crate) fn spread(lives: &[Live], refused: &mut Refused) {
 /// The same, of those that plain does not carry.
 pub(crate) fn spread_refusals(
     lives: &[Live],
-    mut refusals: HashMap<Pair, Refusal>,
-) -> HashMap<Pair, Refusal> {
+    mut refusals: BTreeMap<Pair, Refusal>,
+) -> BTreeMap<Pair, Refusal> {
     let of_subflow = |live: &Live| Some((live.mptcp?, *refusals.get(&live.pair)?));
     let whys: BTreeMap<u32, Refusal> = lives.iter().filter_map(of_subflow).collect();
     for live in lives {
@@ -81,6 +83,23 @@ pub(crate) async fn out_of_reach(daemon: &Daemon, lives: &[Live]) -> anyhow::Res
     let beyond: BTreeMap<u32, String> = beyond.await?.into_iter().collect();
     let why = |live: &Live| Some((live.pair, beyond.get(&live.mptcp?)?.clone()));
     Ok(lives.iter().filter_map(why).collect())
+}
+
+/// Connections of these that can be steered there: of an MPTCP connection all subflows or none.
+pub(crate) async fn steerable(daemon: &Daemon, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
+    let mut refused = match bump {
+        None => Refused::new(),
+        Some(_) => or_warn(out_of_reach(daemon, lives).await).unwrap_or_default(),
+    };
+    let bound = lives.iter().filter(|live| live.bound);
+    let why = |live: &Live| (live.pair, "its socket is bound to a device".to_owned());
+    refused.extend(bound.map(why));
+    spread(lives, &mut refused);
+    for (pair, why) in &refused {
+        tracing::debug!(?pair, "rules do not move a connection: {why}");
+    }
+    let is_able = |live: &&Live| !refused.contains_key(&live.pair);
+    lives.iter().filter(is_able).copied().collect()
 }
 
 /// Connections that moved while another subflow of the same connection did not, by what the peer or the kernel

@@ -1,37 +1,23 @@
-//! Moving live connections: what users here choose. What peers ask for is in [`answering`], what a rule of theirs
-//! implies in [`by_rule`], what the kernel is told in [`marking`](crate::marking), and what peers are asked in [`asking`].
-//!
-//! Nothing leaves its bump for plain unless plain was just seen to carry it, or the user wants that all the same
-//! ([`knocking`]).
-//!
-//! Into a bump: TUN and chains first, then the peer, whose packets may come by the bump from then on,
-//! then our own mark. Back to plain: each end falls silent before it leaves, or TCP would take what is
-//! overtaken for lost. Its kernel falls silent by the acknowledgements that it gets by the bump, so whoever
-//! sends leaves first: the peer, or, when we send, we, once the peer has agreed.
+//! `enable` and `disable`: choices of users here, in their words. How connections move is decided by
+//! [`dibs_switch::engine`].
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
-use dibs_switch::asking::{Conclusion, Negotiation};
 use dibs_switch::conns::Pair;
-use dibs_switch::messages::{Answer, Outcome, Unanswered};
+use dibs_switch::engine::Goal;
+use dibs_switch::engine::choices::{self, Outcome};
+use dibs_switch::messages::{Answer, Outcome as Said};
 
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::marking::MarkError;
 use crate::subflows::{self, Refused};
 use crate::terms::{flow_tuple, pair_of};
-use crate::wakers::Task;
-use crate::{connections, devices, knocking, marking, reconcile, recovery, translated};
-
-pub(crate) mod answering;
-pub(crate) mod asking;
-pub(crate) mod by_rule;
-pub(crate) mod telling;
-
-use asking::{Move, ROUND};
+use crate::{connections, devices, knocking, translated};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -45,6 +31,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// What came of a choice for one connection: moved, or why not.
 pub(crate) type Moved = (Live, Result<(), String>);
 
+/// The same, before it is said in words.
+type Chosen = Outcome<String, MarkError>;
+
 /// How far a change of many connections is, for whoever waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -57,22 +46,11 @@ impl Progress {
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.done.get() as u64, self.of.get() as u64)
     }
-}
 
-/// Goal of connections that move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Goal {
-    /// None: to plain.
-    pub(crate) bump: Option<BumpId>,
-    /// To plain whether that carries them or not.
-    pub(crate) force: bool,
-}
-
-impl From<Option<BumpId>> for Goal {
-    /// To plain only where that carries them.
-    fn from(bump: Option<BumpId>) -> Self {
-        let force = false;
-        Self { bump, force }
+    /// So many more are dealt with, of so many.
+    fn note(&self, more: usize, of: usize) {
+        self.of.set(of);
+        self.done.update(|done| done + more);
     }
 }
 
@@ -83,65 +61,28 @@ pub(crate) async fn choose(
     goal: Goal,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Moved>> {
-    let bump = goal.bump;
-    let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
-    let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
-    let refused = refused_here(daemon, lives, goal).await?;
-    for live in lives
-        .iter()
-        .filter(|live| !refused.contains_key(&live.pair))
-    {
-        if let Some(negotiation) = propose(daemon, live, bump) {
-            let moves = by_peer.entry(live.peer).or_default();
-            moves.push((*live, negotiation));
-        }
-    }
-    outcomes.extend(refused.into_iter().map(|(pair, why)| (pair, Err(why))));
-    progress.of.set(by_peer.values().map(Vec::len).sum());
-    let prepared = async {
-        daemon.save()?;
-        reconcile::install(daemon).await
-    };
-    if let Err(error) = prepared.await {
-        {
-            let conns = &mut daemon.state.borrow_mut().conns;
-            for (_, negotiation) in by_peer.values().flatten() {
-                negotiation.withdraw(conns);
-            }
-        }
-        // Or the next start would find them in the file.
-        daemon.save_or_warn();
-        return Err(error);
-    }
-    if !daemon.bumps.is_outside(bump) {
-        marking::expect_rates(daemon, by_peer.values().flatten().map(|(live, _)| live));
-    }
-    let moved =
-        { by_peer.iter_mut() }.map(|(peer, moves)| move_all(daemon, *peer, moves, bump, progress));
-    let moved = futures_util::future::join_all(moved).await;
-    outcomes.extend(moved.into_iter().flatten());
-    daemon.save()?;
-    // What came back for want of an answer, too.
-    daemon.wakers.wake(Task::Confirm);
-    if let Some(bump) = daemon.bumps.inside(bump) {
-        let moved: Vec<&Live> = lives
-            .iter()
-            .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
+    let note = |more, of| progress.note(more, of);
+    let outcomes = choices::choose(daemon, lives, goal, note).await?;
+    if let Some(bump) = daemon.bumps.inside(goal.bump) {
+        let is_moved = |(_, outcome): &&(Live, Chosen)| matches!(outcome, Outcome::Moved);
+        let moved: Vec<&Live> = { outcomes.iter().filter(is_moved) }
+            .map(|(live, _)| live)
             .collect();
-        moved
-            .iter()
-            .for_each(|live| recovery::wake(daemon, live, Some(bump)));
         wait_seen(daemon, &moved, bump).await?;
     }
-    let outcome = |live: &Live| {
-        let missing = || Err("it has ended".to_owned());
-        outcomes.get(&live.pair).cloned().unwrap_or_else(missing)
+    let said = |(live, outcome): (Live, Chosen)| {
+        let said = in_words(daemon, &live, goal.bump, outcome);
+        (live, said)
     };
-    Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
+    Ok(outcomes.into_iter().map(said).collect())
 }
 
 /// Why connections cannot move, as far as this host knows, or finds out before it asks the peer to follow.
-async fn refused_here(daemon: &Daemon, lives: &[Live], goal: Goal) -> anyhow::Result<Refused> {
+pub(crate) async fn refused_here(
+    daemon: &Daemon,
+    lives: &[Live],
+    goal: Goal,
+) -> anyhow::Result<Refused> {
     let bump = goal.bump;
     let translated = match bump {
         None => HashMap::new(),
@@ -185,60 +126,18 @@ fn is_moving(daemon: &Daemon, live: &Live) -> bool {
     choice.is_some_and(|choice| choice.pending)
 }
 
-fn propose(daemon: &Daemon, live: &Live, bump: Option<BumpId>) -> Option<Negotiation> {
-    let origin = connections::stands_on(daemon, live);
-    let conns = &mut daemon.state.borrow_mut().conns;
-    Negotiation::choose(conns, live.into(), bump, origin, daemon.host_id)
-}
-
-/// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done
-/// its part. Once the peer does not answer, it is not asked for the others.
-async fn move_all(
+/// What came of a choice, for the user.
+fn in_words(
     daemon: &Daemon,
-    peer: usize,
-    moves: &mut [Move],
+    live: &Live,
     bump: Option<BumpId>,
-    progress: &Progress,
-) -> Vec<(Pair, Result<(), String>)> {
-    let mut outcomes = Vec::with_capacity(moves.len());
-    let mut answers_none = false;
-    for moves in moves.chunks_mut(ROUND) {
-        if answers_none {
-            moves
-                .iter_mut()
-                .for_each(|(_, asked)| asked.handle_unasked());
-        }
-        let failed = asking::carry_out(daemon, peer, moves).await;
-        let is_silent = |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));
-        answers_none |= moves.iter().all(is_silent);
-        outcomes.extend(moves.iter().map(|(live, asked)| {
-            let fault = failed.get(&live.pair).map(ToString::to_string);
-            (live.pair, outcome(daemon, &live.pair, bump, asked, fault))
-        }));
-        progress.done.update(|done| done + moves.len());
-    }
-    outcomes
-}
-
-/// What came of a choice, for the user. `fault`: what the kernel did not take of what stands.
-fn outcome(
-    daemon: &Daemon,
-    pair: &Pair,
-    bump: Option<BumpId>,
-    asked: &Negotiation,
-    fault: Option<String>,
+    outcome: Chosen,
 ) -> Result<(), String> {
-    let conclusion = asked.conclusion();
-    if conclusion == Some(Conclusion::InForce) {
-        return fault.map_or(Ok(()), Err);
+    match outcome {
+        Outcome::Moved => Ok(()),
+        Outcome::Answered(answer) => Err(refusal(daemon, &live.pair, bump, answer)),
+        other => Err(other.fault().unwrap_or_default()),
     }
-    if let Some(why) = fault {
-        tracing::warn!("{why}");
-    }
-    Err(match conclusion {
-        Some(Conclusion::Superseded) => "another choice was made for it meanwhile".to_owned(),
-        _ => refusal(daemon, pair, bump, asked.answer()),
-    })
 }
 
 /// Why a choice is not in force, for the user.
@@ -248,17 +147,17 @@ fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -
         Err(error) => return error.to_string(),
     };
     let why = match outcome {
-        Outcome::NoBump => return not_carried_by(daemon, pair, bump),
-        Outcome::Done | Outcome::Older => "the other end chose otherwise at the same time",
-        Outcome::NoConnection | Outcome::OtherSocket => {
+        Said::NoBump => return not_carried_by(daemon, pair, bump),
+        Said::Done | Said::Older => "the other end chose otherwise at the same time",
+        Said::NoConnection | Said::OtherSocket => {
             "the peer has no such connection, or knows it by other addresses"
         }
-        Outcome::OwnRule => "a rule of the peer wants it on its bump",
-        Outcome::NoDevice => {
+        Said::OwnRule => "a rule of the peer wants it on its bump",
+        Said::NoDevice => {
             "the device of this bump at the peer is not there or not ready; see its log"
         }
-        Outcome::Bound => "its socket at the peer is bound to a device and cannot be steered",
-        Outcome::Failed | Outcome::NotHeard => "the peer's daemon could not; see its log",
+        Said::Bound => "its socket at the peer is bound to a device and cannot be steered",
+        Said::Failed | Said::NotHeard => "the peer's daemon could not; see its log",
     };
     why.to_owned()
 }

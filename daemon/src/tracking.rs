@@ -8,6 +8,7 @@ use std::time::Duration;
 use dibs_policy::conntrack::{self, Connection, Events};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::engine::{Machine as _, Mark, rules, switches};
 use dibs_switch::marks::{Foreign, Hand, Handed};
 use dibs_switch::table::Conn;
 use dibs_switch::tracked::Mend;
@@ -18,10 +19,10 @@ use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::live::Live;
 use crate::log::or_warn;
-use crate::marking::{Mark, MarkError, all_of};
+use crate::marking::{MarkError, all_of};
 use crate::switching::{Moved, Progress};
 use crate::terms::{ends, marks, tuple};
-use crate::{backstop, connections, following, gateway, locking, marking, reconcile, switching};
+use crate::{backstop, connections, gateway, locking, marking, reconcile, switching};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -144,8 +145,7 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
     match followed {
         _ if lives && chosen => marking::mark_choice(daemon, &pair).await?,
         Some(bump) if lives => {
-            let _turn = daemon.kernel.marking().await;
-            marking::mark_one(daemon, Mark::moved(pair, Some(bump))).await?;
+            all_of(daemon.mark(|| vec![Mark::moved(pair, Some(bump))]).await)?;
         }
         Some(_) => backstop::forget_followed(daemon, &pair).await,
         None => {}
@@ -224,7 +224,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
             }
         }
         Foreign::Straggler => {
-            all_of(marking::mark_moved(daemon, &[live.pair], None).await)?;
+            all_of(switches::mark_moved(&**daemon, &[live.pair], None).await)?;
         }
         Foreign::News => followed_elsewhere(daemon, live, was, mark.bump),
         Foreign::Known => {}
@@ -323,6 +323,6 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, was: Option<BumpId>, bump
             or_warn(put_back(&daemon, &live).await);
         }
         or_warn(reconcile::install(&daemon).await);
-        following::follow_rules(&daemon, &[live], bump.into()).await;
+        rules::follow(&*daemon, &[live], bump.into()).await;
     });
 }

@@ -12,13 +12,14 @@ use dibs_config::{Level, RuleConfig};
 use dibs_control::RuleId;
 use dibs_io::LocalTime;
 use dibs_settings::BumpId;
+use dibs_switch::engine;
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rule_book::Rules;
 use crate::rules::{self, Rule};
 use crate::wakers::Task;
-use crate::{backstop, connections, following, probing};
+use crate::{backstop, connections, probing};
 
 /// Between two looks for a user.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -171,7 +172,9 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
             continue;
         };
         let named = rule.selection.user();
-        let uid = named.map_or(rule.selection.uid(), |name| known.get(name)).copied();
+        let uid = named
+            .map_or(rule.selection.uid(), |name| known.get(name))
+            .copied();
         if named.is_some() && uid.is_none() {
             continue;
         }
@@ -193,7 +196,7 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
             saved,
             suspended,
         };
-        following::replace_rules(daemon, rules, gone.as_slice().into(), &lives).await?;
+        engine::rules::replace(daemon, rules, gone.as_slice().into(), &lives).await?;
     }
     for (id, audience) in resolved {
         daemon.events.tell_of(

@@ -2,6 +2,7 @@
 
 mod draw;
 mod preferences;
+mod ruled;
 
 use std::fmt;
 use std::time::Duration;
@@ -237,8 +238,7 @@ pub enum Op {
     Attack(usize, usize),
     /// The user of a host would have the paths used otherwise.
     Wish(usize, Wish),
-    /// The users of a host have these rules from now on, in the order in which they are tried. Histories are not drawn
-    /// with it.
+    /// The users of a host have these rules from now on, in the order in which they are tried.
     Rules(usize, Vec<Rule>),
 }
 

@@ -1,44 +1,46 @@
-//! A host's steering: the marks of its kernel, and the part of its daemon that sets them.
+//! A host's steering: the marks of its kernel, and the daemon that sets them.
 //!
-//! What is known of connections, the steps of a switch and the messages about it are the daemon's own
-//! ([`dibs_switch`]). What carries the steps out (`daemon/src/switching/`) is a driver of its own here, for it speaks
-//! to tokio there; the kernel (`dibs-policy`: the order of the chains, the guard, LOCKED) is modelled.
+//! The daemon is the engine of [`dibs_switch`], as it ships, on a [`machine`] that is a model: its kernel
+//! (`dibs-policy`: the order of the chains, the guard, LOCKED), its state file and its clock. Tasks of the daemon go on
+//! whenever something comes in or is due.
 
-mod answering;
-mod asking;
+mod chains;
+mod host;
 mod knocking;
-mod locking;
+pub mod machine;
 pub mod ruling;
+mod tasks;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
-use dibs_settings::{BumpId, Level};
-use dibs_switch::answering::Following;
-use dibs_switch::asking::Negotiation;
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
-use dibs_switch::knock::Numbers;
+use dibs_switch::engine::{locks, rules, tells};
 use dibs_switch::marks::SeenMark;
-use dibs_switch::messages::{Message, Unanswered};
-use dibs_switch::naming::Query;
-use dibs_switch::table::{self, ConnTable};
+use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_wire::Tuple;
 
 use crate::conn::Conn;
-use crate::coverage::{Coverage, Seen};
+use crate::coverage::Coverage;
 use crate::kernel::{Kernel, Way};
-use knocking::Knocking;
-use ruling::{Known, Rule};
+use host::{Command, Host};
+use ruling::Rule;
 
 /// The bumps that a host carries.
 const CARRIED: [BumpId; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
-/// A connection whose kernel has sent no byte for as long sends nothing now.
-const SENDS_WITHIN: Duration = Duration::from_millis(200);
 /// Before the peer is asked again about what is not locked yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Between two looks at the session while a rule asks.
+const SESSION_EVERY: Duration = Duration::from_millis(500);
+/// Rounds of tasks at one time: more are a loop without end.
+const MOST_ROUNDS: usize = 10_000;
 
 /// What the kernel knows of a connection (docs/switching.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,98 +64,6 @@ impl Mark {
             told: true,
         }
     }
-}
-
-/// A question that waits for its answer.
-#[derive(Clone, Copy, Debug)]
-struct Ask {
-    query: Query,
-    about: About,
-    until: Time,
-}
-
-/// What a question is about.
-#[derive(Clone, Copy, Debug)]
-enum About {
-    /// The peer's part in a switch.
-    Switch(Negotiation),
-    /// A choice that is in force, which the peer may not know of.
-    Telling(Choice),
-    /// Whether the peer has the connection on this bump, too.
-    Confirm(BumpId),
-    /// True if the peer hears an acknowledgement of these numbers in plain.
-    Knock(Numbers),
-}
-
-/// What goes on once a connection has fallen silent.
-#[derive(Clone, Copy, Debug)]
-enum Waiter {
-    /// We leave, and ask the peer to follow.
-    Us(Negotiation),
-    /// The peer is answered; it only asked whether we would follow, or we do.
-    Peer(u32, Following),
-}
-
-/// A connection that falls silent.
-#[derive(Debug, Default)]
-struct Leaving {
-    waiters: Vec<Waiter>,
-    /// The bumps by which something of it may still be under way.
-    bumps: BTreeSet<BumpId>,
-}
-
-/// What dies with the daemon.
-#[derive(Debug, Default)]
-struct Daemon {
-    conns: ConnTable,
-    next_request: u32,
-    /// Questions of the peer that wait for their turn.
-    waiting: VecDeque<Message>,
-    /// The connection that is to fall silent for the question whose turn it is.
-    serving: Option<Pair>,
-    asks: BTreeMap<u32, Ask>,
-    leaving: BTreeMap<Pair, Leaving>,
-    knocking: Knocking,
-    /// When peers are asked about what is not locked yet.
-    look_at: Option<Time>,
-    known: Known,
-}
-
-/// One host's steering.
-#[derive(Debug, Default)]
-pub struct Steering {
-    /// Names this host in versions.
-    host: u64,
-    /// Names the other one.
-    peer: u64,
-    marks: BTreeMap<Pair, Mark>,
-    /// The kernel's rules, in the order in which they are tried.
-    rules: Vec<Rule>,
-    /// The kernel has been told that the peer has a session, for those that prefer their bump.
-    answers: bool,
-    /// What users want the rules to be, whom no daemon has heard yet.
-    pub wanted_rules: Option<Vec<Rule>>,
-    /// The state file.
-    saved: Vec<(Pair, Choice)>,
-    /// The same, of rules.
-    saved_rules: Vec<Rule>,
-    /// The same, of what the peer's rules need.
-    saved_wants: u16,
-    daemon: Option<Daemon>,
-    /// The state file takes nothing until then.
-    unable_until: Option<Time>,
-    /// There is more to be saved than it has.
-    unsaved: bool,
-    /// Messages sent, so that the world knows them.
-    pub sent: Vec<Vec<u8>>,
-    /// Users want connections in plain whether that carries them or not.
-    pub forces: bool,
-    /// Packets that the daemon sends by the ordinary route.
-    pub knocks: Vec<Vec<u8>>,
-    /// What happened.
-    pub seen: Coverage,
-    /// The highest version that was in force, by connection.
-    highest: BTreeMap<Pair, Version>,
 }
 
 /// What the steering needs beside itself.
@@ -190,29 +100,35 @@ impl<'a> At<'a> {
         conn.lives(host, self.kernel).then(|| conn.socket(host))
     }
 
-    /// All that are alive.
-    fn lives(&self) -> Vec<Meant> {
+    /// All that are alive, and whether they speak: before the first packet there is only who listens.
+    fn found(&self) -> BTreeMap<Pair, (Socket, bool)> {
         let Sockets(_, numbers, _) = self.sockets;
         let live = |pair: &Pair| {
-            let (pair, socket) = (*pair, self.socket(pair)?);
-            let speaks = self.kernel.speaks(&tuple(&pair));
-            speaks.then_some(Meant { pair, socket })
+            let speaks = self.kernel.speaks(&tuple(pair));
+            Some((*pair, (self.socket(pair)?, speaks)))
         };
         numbers.keys().filter_map(live).collect()
     }
+}
 
-    /// Whether a connection is not over.
-    fn is_there(&self, conn: &Meant) -> bool {
-        self.socket(&conn.pair) == Some(conn.socket)
-    }
+/// A task of a daemon.
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// One host's steering.
+#[derive(Default)]
+pub struct Steering {
+    host: Rc<Host>,
+    /// Tasks of the daemon that are not over, in the order in which they began.
+    tasks: Vec<Task>,
+    /// What users want the rules to be, whom no daemon has heard yet.
+    pub wanted_rules: Option<Vec<Rule>>,
 }
 
 impl Steering {
-    /// Of a host where nothing was chosen.
-    pub fn new(host: u64, peer: u64) -> Self {
+    /// Of a host where nothing was chosen. `forces`: users want connections in plain whether that carries them or not.
+    pub fn new(host: u64, peer: u64, forces: bool) -> Self {
         Self {
-            host,
-            peer,
+            host: Rc::new(Host::new(host, peer, forces)),
             ..Self::default()
         }
     }
@@ -220,323 +136,279 @@ impl Steering {
     /// A connection is about to be opened: what rules say of it.
     pub fn open(&mut self, pair: Pair, bump: Option<BumpId>, required: Option<BumpId>) {
         self.forget(&pair);
-        let mark = Mark {
-            bump: required.or(bump),
-            ..Mark::default()
-        };
-        self.marks.insert(pair, mark);
-        if let Some(required) = required {
-            let rule = Rule::requiring(pair, required);
-            for rules in self.all_rules() {
-                rules.push(rule.clone());
-            }
-        }
+        self.host.open(pair, bump, required);
     }
 
     /// The connection is over, and its conntrack entry and the choice for it are swept.
     pub fn forget(&mut self, pair: &Pair) {
-        self.marks.remove(pair);
-        for rules in self.all_rules() {
-            rules.retain(|rule| !rule.is_only_of(pair));
-        }
-        self.saved.retain(|(p, _)| p != pair);
-        self.highest.remove(pair);
-        if let Some(daemon) = &mut self.daemon {
-            daemon.conns.forget(pair);
-            daemon.asks.retain(|_, ask| ask.query.conn().pair != *pair);
-            daemon.leaving.remove(pair);
-            daemon.knocking.forget(pair);
-            daemon.serving = daemon.serving.filter(|p| p != pair);
-        }
+        self.host.forget(pair);
     }
 
     /// The kernel's mark of a connection.
     pub fn mark(&self, pair: &Pair) -> Mark {
-        self.marks.get(pair).copied().unwrap_or_default()
-    }
-
-    fn all_rules(&mut self) -> impl Iterator<Item = &mut Vec<Rule>> {
-        let known = self.daemon.as_mut().map(|daemon| &mut daemon.known.rules);
-        [&mut self.rules, &mut self.saved_rules]
-            .into_iter()
-            .chain(known)
+        self.host.kernel().mark(pair)
     }
 
     /// The bump that a rule of this host requires, by the kernel.
     pub fn requires(&self, pair: &Pair) -> Option<BumpId> {
-        let requires = |rule: &&Rule| rule.level == Level::Require && rule.means(pair);
-        self.rules.iter().find(requires).map(|rule| rule.bump)
+        self.host.kernel().requires(pair)
     }
 
     /// The bump that the first of this host's rules has a connection on, by the kernel.
     pub fn ruled(&self, pair: &Pair) -> Option<BumpId> {
-        let first = self.rules.iter().find(|rule| rule.means(pair));
-        self.requires(pair).or(first.map(|rule| rule.bump))
+        self.host.kernel().ruled(pair)
     }
 
     /// The choice in force here.
     pub fn choice(&self, pair: &Pair) -> Option<Choice> {
-        match &self.daemon {
-            Some(daemon) => daemon.conns.get(pair).choice.get(),
-            None => self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c),
-        }
+        self.host.choice(pair)
     }
 
     /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
     pub fn admits(&mut self, pair: &Pair, way: Way, follow: bool) -> bool {
-        let required = self.requires(pair);
-        let mark = self.marks.entry(*pair).or_default();
-        let came = match way {
-            Way::Plain => None,
-            Way::Bump(bump) => Some(bump),
-        };
-        if mark.locked && mark.bump.is_some() && came != mark.bump {
-            self.seen.note(match way {
-                Way::Plain => Seen::LockedDropped,
-                Way::Bump(_) => Seen::LockedElsewhere,
-            });
-            return false;
-        }
-        if required.is_some() && came != required {
-            self.seen.note(match way {
-                Way::Plain => Seen::RequiredDropped,
-                Way::Bump(_) => Seen::RequiredElsewhere,
-            });
-            return false;
-        }
-        if came.is_some() && follow && mark.bump.is_none() && !mark.chosen {
-            mark.bump = came;
-            self.seen.note(Seen::Followed);
-        }
-        true
+        self.host.kernel_mut().admits(pair, way, follow)
+    }
+
+    /// Which way a packet of the local kernel takes: OUTPUT's order.
+    pub fn way(&mut self, pair: &Pair) -> Way {
+        self.host.kernel_mut().way(pair)
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
     pub fn set_by_hand(&mut self, pair: Pair, bump: Option<BumpId>) {
-        let required = self.requires(&pair).is_some();
-        let mark = self.marks.entry(pair).or_default();
-        if !mark.chosen && !mark.locked && !required && mark.bump != bump {
-            mark.bump = bump;
-            self.seen.note(Seen::MarkedByHand);
-        }
+        self.host.kernel_mut().set_by_hand(pair, bump);
     }
 
     /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, what it moved by rules,
     /// and `kept` ones.
     pub fn flush(&mut self, kept: impl Fn(&Pair) -> bool) {
-        let Self { rules, daemon, .. } = &*self;
-        let is_kept = |pair: &Pair| {
-            let marked = |daemon: &Daemon| daemon.conns.get(pair).is_marked();
-            kept(pair)
-                || daemon.as_ref().is_some_and(marked)
-                || rules.iter().any(|rule| rule.means(pair))
-        };
-        let lost: Vec<Pair> = { self.marks.iter() }
-            .filter(|(pair, mark)| !mark.chosen && mark.bump.is_some() && !is_kept(pair))
-            .map(|(pair, _)| *pair)
-            .collect();
-        for pair in lost {
-            self.marks.insert(pair, Mark::default());
-            self.seen.note(Seen::MarkLost);
-        }
+        self.host.flush(kept);
     }
 
     /// The state file takes nothing until then: no choice can be carried out.
     pub fn unable(&mut self, until: Time) {
-        self.unable_until = self.unable_until.max(Some(until));
+        self.host.unable(until);
     }
 
     /// The state file can be written again.
     pub fn able(&mut self, now: Time) {
-        self.unable_until = self.unable_until.min(Some(now));
+        self.host.able(now);
     }
 
-    fn is_unable(&self, now: Time) -> bool {
-        self.unable_until.is_some_and(|until| now < until)
+    /// Messages sent since the last call, so that the world knows them.
+    pub fn take_sent(&mut self) -> Vec<Vec<u8>> {
+        self.host.take_sent()
+    }
+
+    /// Packets that the daemon has sent by the ordinary route since the last call.
+    pub fn take_knocks(&mut self) -> Vec<Vec<u8>> {
+        self.host.take_knocks()
+    }
+
+    /// What happened.
+    pub fn seen(&self) -> Coverage {
+        self.host.kernel().seen
     }
 
     /// The daemon is gone; marks and the state file stay.
     pub fn crash(&mut self) {
-        if let Some(daemon) = self.daemon.take() {
-            if !daemon.asks.is_empty() {
-                self.seen.note(Seen::CrashAsking);
-            }
-            if !daemon.leaving.is_empty() {
-                self.seen.note(Seen::CrashLeaving);
-            }
-        }
+        self.host.note_crash();
+        self.tasks.clear();
+        self.host.stop();
     }
 
     /// A daemon starts, and puts in force what it finds. Its questions are numbered from `request` on,
     /// which is drawn: answers to those of the daemon before may still be under way.
     pub fn start(&mut self, at: &mut At<'_>, request: u32) {
-        let mut daemon = Daemon {
-            next_request: request,
-            ..Daemon::default()
-        };
-        for (pair, choice) in &self.saved {
-            { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
-        }
-        daemon.known = Known::restored(&self.saved_rules, self.saved_wants);
-        self.rules.clone_from(&self.saved_rules);
-        self.answers = false;
-        // What could not be saved goes back, until the peer tells of it.
-        if std::mem::take(&mut self.unsaved) {
-            self.highest.clear();
-        }
-        // What an earlier run left.
-        for (pair, mark) in &self.marks {
-            let socket = at.socket(pair).unwrap_or(Socket::UNKNOWN);
-            let by = { mark.bump }.and_then(|bump| daemon.ruling(pair, socket).hand_of(bump));
-            daemon.conns.update(pair, |conn| {
-                if mark.chosen {
-                    conn.note_mark(mark.bump, true, at.now);
-                }
-                match mark.bump {
-                    None if mark.chosen && conn.choice.get().is_none() => conn.move_to_left(at.now),
-                    None => {}
-                    Some(_) => conn.adopt_mark(mark.seen(), socket, by),
-                }
-            });
-        }
-        daemon.look_at = Some(at.now + LOOK_EVERY);
-        self.daemon = Some(daemon);
-        // The peer may not have heard of them; it is told with the next session.
-        for (pair, _) in self.saved.clone() {
-            self.mark_choice(at, pair);
-        }
+        self.host.refresh(at);
+        self.host.start(request);
+        self.run(at);
     }
 
-    /// Changes what its daemon knows of a connection.
-    fn update<R>(&mut self, pair: &Pair, change: impl FnOnce(&mut table::Conn) -> R) -> R {
-        self.daemon().conns.update(pair, change)
+    /// A user moves a connection to a bump, or to plain, once it is his turn.
+    pub fn choose(&mut self, at: &mut At<'_>, conn: Meant, bump: Option<BumpId>) {
+        let host = Rc::clone(&self.host);
+        self.spawn(async move { host.choose(conn, bump).await });
+        self.run(at);
     }
 
-    fn daemon(&mut self) -> &mut Daemon {
-        self.daemon
-            .as_mut()
-            .expect("a host with a node has a daemon")
-    }
-
-    /// Writes what is to outlive the daemon; false if that cannot be done.
-    fn save(&mut self, now: Time) -> bool {
-        let conns = &self.daemon().conns;
-        let choices = conns.choices().map(|(pair, choice)| {
-            let pending = false;
-            (pair, Choice { pending, ..choice })
-        });
-        let choices: Vec<_> = choices.collect();
-        let Known { rules, wants, .. } = &self.daemon().known;
-        let (rules, wants) = (rules.clone(), wants.bumps());
-        let able = !self.is_unable(now);
-        if able {
-            (self.saved, self.saved_rules, self.saved_wants) = (choices, rules, wants);
-        } else {
-            let known = (&self.saved, &self.saved_rules, self.saved_wants);
-            self.unsaved = known != (&choices, &rules, wants);
+    /// A message of the peer's daemon. False if it is none of ours.
+    pub fn on_message(&mut self, at: &mut At<'_>, bytes: &[u8]) -> bool {
+        let Ok(message) = Message::decode(bytes) else {
             return false;
-        }
-        self.unsaved = false;
+        };
+        self.host.take_message(message);
+        self.run(at);
         true
     }
 
-    fn next_request(&mut self) -> u32 {
-        let request = self.daemon().next_request;
-        self.daemon().next_request = request.wrapping_add(1);
-        request
-    }
-
-    /// Puts the choice for a connection into the kernel, if there is one that is not pending.
-    fn mark_choice(&mut self, at: &mut At<'_>, pair: Pair) {
-        let choice = self.choice(&pair).filter(|choice| !choice.pending);
-        let Some(choice) = choice else {
-            return;
+    /// What a connection sent by a bump has arrived.
+    pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, tuple: Tuple) {
+        let pair = Pair {
+            local: (tuple.src, tuple.sport).into(),
+            remote: (tuple.dst, tuple.dport).into(),
         };
-        let highest = self.highest.entry(pair).or_default();
-        *highest = (*highest).max(choice.version);
-        self.write(at, pair, choice.bump, true);
-        if let Some(bump) = choice.bump {
-            // What it acknowledged last went another way: the data path may wait for a word of it.
-            at.node.solicit(bump, tuple(&pair));
+        self.host.note_drained(&pair, bump);
+        self.run(at);
+    }
+
+    /// A packet came in by the ordinary route, whatever the kernel makes of it.
+    pub fn on_plain(&mut self, at: &mut At<'_>, packet: &[u8]) {
+        if self.host.hear(at.now, packet) {
+            self.run(at);
         }
     }
 
-    /// Puts a connection on a bump, or on none, by no choice.
-    fn move_to(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>) {
-        if bump.is_none() {
-            self.update(&pair, |conn| conn.move_to_left(at.now));
-        }
-        self.write(at, pair, bump, false);
+    /// The session is new: the peer is told all that concerns it.
+    pub fn on_peer_up(&mut self, at: &mut At<'_>, restarted: bool) {
+        self.host.note_session(restarted);
+        self.run(at);
     }
 
-    /// A connection's mark says this bump from now on, by choice if `explicit`.
-    fn write(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>, explicit: bool) {
-        let new = self.update(&pair, |conn| {
-            conn.lock.enter(bump);
-            conn.move_to_mark(bump, explicit, at.now)
-        });
-        let mark = self.marks.entry(pair).or_default();
-        (mark.bump, mark.chosen) = (bump, new.chosen);
-        locking::note_lock(self, &pair);
-        self.daemon().look_at = Some(at.now);
-        if bump.is_none() {
-            end_drains(at, &pair);
-        }
+    /// This host's daemon is not what it should be, and says that a choice was made, by whomever and as the latest of
+    /// all.
+    pub fn outbid(
+        &mut self,
+        at: &mut At<'_>,
+        pair: Pair,
+        socket: Socket,
+        bump: Option<BumpId>,
+        host: u64,
+    ) {
+        let named = Named {
+            pair,
+            socket: self.host.name_of(&pair, socket),
+        };
+        let version = Version {
+            generation: if host == self.host.own { u64::MAX } else { 2 },
+            host,
+        };
+        let switch = Switch {
+            bump,
+            explicit: true,
+            ready: false,
+        };
+        let body = Body::Switch {
+            switch,
+            conns: vec![(named, version)],
+        };
+        let request = self.host.next_request();
+        self.host.post(Message { request, body });
+        self.run(at);
     }
 
     /// When something is due.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let daemon = self.daemon.as_ref()?;
-        let asks = daemon.asks.values().map(|a| a.until);
-        let save = self.unable_until.filter(|_| self.unsaved);
-        let tellings = daemon.conns.next_telling();
-        // The connection that the others waited for may have ended.
-        let serves = daemon.serving.is_none() && !daemon.waiting.is_empty();
-        let serves = serves.then_some(Time::ZERO);
         let wanted = self.wanted_rules.as_ref().map(|_| Time::ZERO);
-        let looks = [
-            wanted,
-            daemon.look_at,
-            daemon.conns.next_lock(),
-            daemon.next_change(),
-            tellings,
-            save,
-            serves,
-            daemon.knocking.next(),
-        ];
-        asks.chain(looks.into_iter().flatten()).min()
+        self.host.due().into_iter().chain(wanted).min()
     }
 
-    /// Does what is due.
+    /// Does what is due, and learns whether the peer has a session, and answers: rules that prefer their bump ask for it.
     pub fn handle_timeout(&mut self, at: &mut At<'_>) {
-        let now = at.now;
-        if self.unsaved && !self.is_unable(now) {
-            self.save(now);
+        self.run(at);
+    }
+
+    fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
+        self.tasks.push(Box::pin(task));
+    }
+
+    /// Has tasks go on as far as they wait for nothing but this.
+    fn run(&mut self, at: &mut At<'_>) {
+        self.host.refresh(at);
+        for _ in 0..MOST_ROUNDS {
+            let begun = self.begin_due(at.now);
+            let before = self.tasks.len();
+            self.host.forget_timers();
+            let cx = &mut Context::from_waker(Waker::noop());
+            self.tasks
+                .retain_mut(|task| task.as_mut().poll(cx).is_pending());
+            let ended = self.tasks.len() < before;
+            let executed = self.execute(at);
+            if !(begun || ended || executed || self.host.take_changed()) {
+                return;
+            }
         }
-        let due = |d: &Daemon| {
-            let late = d.asks.iter().find(|(_, a)| a.until <= now);
-            late.map(|(request, _)| *request)
-        };
-        while let Some(request) = due(self.daemon()) {
-            let ask = self.daemon().asks.remove(&request).expect("it is due");
-            self.handle_answer(at, ask, Err(Unanswered::Silent));
+        panic!("the tasks of a daemon do not come to rest");
+    }
+
+    /// Begins what is due; whether anything is.
+    fn begin_due(&mut self, now: Time) -> bool {
+        let before = self.tasks.len();
+        let host = Rc::clone(&self.host);
+        self.host.handle_due(now);
+        if let Some(rules) = self.wanted_rules.take() {
+            let host = Rc::clone(&host);
+            self.spawn(async move { host.change_rules(rules).await });
         }
-        self.tell_due(at);
-        self.serve(at);
-        self.go_on_knocking(at);
-        if self
-            .daemon()
-            .conns
-            .next_lock()
-            .is_some_and(|due| due <= now)
-        {
-            locking::set_locks(self, at);
+        if self.host.begin_serving() {
+            let host = Rc::clone(&host);
+            self.spawn(async move { host.serve().await });
         }
-        if self.daemon().look_at.is_some_and(|look| look <= now) {
-            locking::let_follow(self, now);
-            locking::ask_confirmations(self, at);
+        if self.host.begin_resync() {
+            let host = Rc::clone(&host);
+            self.spawn(async move {
+                tells::resync(&*host, 0).await;
+                host.end_resync();
+            });
         }
-        ruling::handle_timeout(self, at);
+        if let Some(answers) = self.host.turned() {
+            let host = Rc::clone(&host);
+            self.spawn(async move { host.follow_session(answers).await });
+        }
+        let moved = self.host.take_moved(now);
+        if !moved.is_empty() {
+            let host = Rc::clone(&host);
+            self.spawn(async move {
+                let _turn = host.turn().await;
+                let _ = rules::follow_again(&*host, moved).await;
+            });
+        }
+        for (peer, due) in tells::take_due(&*self.host, None) {
+            let host = Rc::clone(&host);
+            self.spawn(async move {
+                // What it does not answer it is told again.
+                let _ = tells::tell_choices(&*host, peer, due).await;
+            });
+        }
+        if self.host.begin_asking(now) {
+            self.spawn(async move {
+                if let Ok(unconfirmed) = locks::unconfirmed(&*host).await {
+                    for (peer, asked) in unconfirmed {
+                        let _ = locks::ask(&*host, peer, &asked).await;
+                    }
+                }
+                host.end_asking();
+            });
+        }
+        self.tasks.len() > before
+    }
+
+    /// Carries out what tasks want of the data path; whether they want anything.
+    fn execute(&mut self, at: &mut At<'_>) -> bool {
+        let commands = self.host.take_commands();
+        let any = !commands.is_empty();
+        for command in commands {
+            match command {
+                Command::Post(request, bytes) => {
+                    let sent = at.node.send_control(at.now, 0, &bytes).is_ok();
+                    self.host.note_posted(request, sent.then_some(bytes));
+                }
+                Command::Conns => self.host.note_conns(at.node.conns()),
+                Command::Drain(pair) => {
+                    let scale = at.kernel.window_scale(&tuple(&pair));
+                    for bump in CARRIED {
+                        at.node.drain(at.now, bump, tuple(&pair), scale);
+                    }
+                }
+                Command::EndDrain(pair) => {
+                    for bump in CARRIED {
+                        at.node.end_drain(bump, tuple(&pair));
+                    }
+                }
+                Command::Solicit(pair, bump) => at.node.solicit(bump, tuple(&pair)),
+            }
+        }
+        any
     }
 
     /// That versions in force never go back (docs/simulator.md), and that what is locked is so by both ends' word.
@@ -544,30 +416,7 @@ impl Steering {
     /// # Errors
     /// They did.
     pub fn check(&self) -> Result<(), String> {
-        let Some(daemon) = &self.daemon else {
-            return Ok(());
-        };
-        for (pair, choice) in daemon.conns.choices() {
-            let mark = self.mark(&pair);
-            if mark.locked && daemon.conns.get(&pair).lock.locked() != mark.bump {
-                return Err(format!(
-                    "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
-                ));
-            }
-            if self.highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
-                return Err(format!(
-                    "the choice for {pair:?} went back to {:?}",
-                    choice.version
-                ));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn end_drains(at: &mut At<'_>, pair: &Pair) {
-    for bump in CARRIED {
-        at.node.end_drain(bump, tuple(pair));
+        self.host.check()
     }
 }
 

@@ -28,7 +28,7 @@ use crate::history::{History, Leaving, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::queue::Queue;
-use crate::steering::{At, Sockets, Steering, ruling};
+use crate::steering::{At, Sockets, Steering};
 use network::{Arrival, PlainRoute};
 use preferences::Bucket;
 
@@ -258,9 +258,8 @@ impl World {
             instances: 0,
             spins: 0,
             steering: {
-                let mut steering = Steering::new(host as u64 + 1, 2 - host as u64);
-                steering.forces = setup.leaving == Leaving::Forced;
-                steering
+                let forces = setup.leaving == Leaving::Forced;
+                Steering::new(host as u64 + 1, 2 - host as u64, forces)
             },
             injected: Vec::new(),
             events: Vec::new(),
@@ -626,8 +625,8 @@ impl World {
                 }
             }
             Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
-            Event::PeerUp { restarted, .. } => ruling::on_peer_up(&mut h.steering, at, restarted),
-            Event::PeerDown { .. } => ruling::look_at_session(&mut h.steering, at),
+            Event::PeerUp { restarted, .. } => h.steering.on_peer_up(at, restarted),
+            Event::PeerDown { .. } => h.steering.handle_timeout(at),
             _ => {}
         }
         self.note_sent(host);
@@ -637,8 +636,8 @@ impl World {
     /// Learns what a host's daemon has said, and sends what it sends in plain.
     fn note_sent(&mut self, host: usize) {
         let steering = &mut self.hosts[host].steering;
-        self.said.switches.extend(steering.sent.drain(..));
-        for packet in std::mem::take(&mut steering.knocks) {
+        self.said.switches.extend(steering.take_sent());
+        for packet in steering.take_knocks() {
             self.send_plain(host, packet);
         }
     }

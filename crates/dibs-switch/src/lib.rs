@@ -4,6 +4,7 @@
 pub mod answering;
 pub mod asking;
 pub mod conns;
+pub mod engine;
 pub mod knock;
 pub mod locks;
 pub mod marks;

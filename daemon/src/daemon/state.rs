@@ -16,7 +16,7 @@ use dibs_switch::table::ConnTable;
 use crate::bumps::of_mask;
 use crate::interfaces::Inventory;
 use crate::live::Live;
-use crate::rule_book::RuleBook;
+use crate::rule_book::{Active, RuleBook};
 use crate::rules::Rule;
 use crate::steering::desired;
 use crate::terms::policy_prefix;
@@ -81,10 +81,7 @@ pub(crate) struct PeerState {
 
 impl State {
     /// A connection, beside the rules that hold.
-    pub(crate) fn ruling<'a>(
-        &'a self,
-        live: &'a Live,
-    ) -> Ruling<'a, impl Iterator<Item = &'a Rule> + Clone, Live> {
+    pub(crate) fn ruling<'a>(&'a self, live: &'a Live) -> Ruling<'a, Active<'a>, Live> {
         let peer = &self.peers[live.peer];
         Ruling {
             rules: self.rules.active(),

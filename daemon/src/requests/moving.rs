@@ -6,6 +6,7 @@ use anyhow::bail;
 use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, Skipped};
 use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
+use dibs_switch::engine::{Goal, stands_on};
 
 use super::named::{check_peer, no_session, visible};
 use crate::answers::Heard;
@@ -14,7 +15,7 @@ use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::rules::Rule;
 use crate::subflows::Refused;
-use crate::switching::{Goal, Moved, Progress};
+use crate::switching::{Moved, Progress};
 use crate::{connections, devices, hearing, marking, sessions, subflows, switching};
 
 /// Why a connection cannot leave the bump of a rule.
@@ -67,7 +68,7 @@ pub(super) async fn change(
     marking::overrule(daemon, &able).await?;
     let origins: HashMap<Pair, Option<BumpId>> = able
         .iter()
-        .map(|live| (live.pair, connections::stands_on(daemon, live)))
+        .map(|live| (live.pair, stands_on(daemon, live)))
         .collect();
     let mut moved = switching::choose(daemon, &able, goal, progress).await?;
     put_torn_back(daemon, &mut moved, &origins, progress).await?;

@@ -6,18 +6,16 @@ use dibs_control::{
     ErrorKind, Failure, NewRule, RuleGone, RuleId, RuleMade, RuleOrigin, Selector, Skipped,
 };
 use dibs_settings::BumpId;
+use dibs_switch::engine::{self, rules::Gone};
 
 use super::named;
 use crate::caller::{Caller, refused};
 use crate::daemon::Daemon;
 use crate::events::Audience;
-use crate::following::Gone;
 use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
 use crate::state_file::SavedRule;
-use crate::{
-    backstop, connections, devices, following, probing, sessions, silence, subflows, translated,
-};
+use crate::{backstop, connections, devices, probing, sessions, silence, subflows, translated};
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
 const RULES_OF_UID: usize = 64;
@@ -56,7 +54,7 @@ pub(super) async fn rule_add(
         .map(|(rule, _)| rule.clone())
         .collect();
     let gone = gone.as_slice().into();
-    let (_, kept) = following::replace_rules(daemon, rules, gone, &lives).await?;
+    let (_, kept) = engine::rules::replace(daemon, rules, gone, &lives).await?;
     if let Some(why) = kept.values().next() {
         tracing::warn!(
             "{} connection(s) of displaced rules stay on their bumps: {why}",
@@ -272,7 +270,7 @@ pub(super) async fn rule_del(
     let rules = daemon.state.borrow().rules.without(id);
     let held = if rule.holds { &[rule.clone()][..] } else { &[] };
     let gone = Gone { rules: held, force };
-    let replaced = following::replace_rules(daemon, rules, gone, &lives).await;
+    let replaced = engine::rules::replace(daemon, rules, gone, &lives).await;
     let (freed, kept) = replaced.with_context(|| format!("rule {id} stays as it was"))?;
     daemon.events.tell_of(
         Audience::of_rule(&rule),

@@ -5,13 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_switch::conns::Pair;
+use dibs_switch::engine::{self, Mark};
 use dibs_switch::table::Conn;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::marking::{Mark, all_of};
-use crate::{connections, gateway, marking, probing, reconcile, wants};
+use crate::marking::all_of;
+use crate::{connections, gateway, marking, probing, reconcile};
 
 /// Between two looks for connections that ended.
 const EVERY: Duration = Duration::from_secs(2);
@@ -63,7 +64,7 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
     // That one of these fails is no reason to leave out the others.
     let forgotten = forget_ended(daemon).await;
     if daemon.state.borrow().conns.kept().count() < kept {
-        wants::send_all(daemon).await;
+        engine::wants::send_all(daemon).await;
     }
     let followed = marking::let_follow(daemon).await;
     let retired = reconcile::retire(daemon).await;

@@ -11,7 +11,7 @@ use dibs_netem::{
 };
 use dibs_settings::{BumpId, Handshake};
 
-use super::{History, Leaving, Op, Order, PathSetup, Plan, Setup, preferences};
+use super::{History, Leaving, Op, Order, PathSetup, Plan, Setup, preferences, ruled};
 use crate::adversary::Tamper;
 use crate::payload::Kind;
 
@@ -91,6 +91,7 @@ impl History {
         let quiet = at + Duration::from_millis(rng.range(0, 2000));
         let mut history = Self { setup, ops, quiet };
         preferences::add(&mut Rng::new(mix(seed ^ 0x9a7b5)), &mut history);
+        ruled::add(&mut Rng::new(mix(seed ^ 0x2a1e5)), &mut history, bumps);
         history.setup.leaving = Rng::new(mix(seed ^ 0x1eaf)).pick(&[
             Leaving::Forced,
             Leaving::Proved,

@@ -3,181 +3,121 @@
 use std::collections::BTreeMap;
 
 use dibs_core::Time;
-use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::engine::{Machine as _, asks};
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
-use dibs_switch::messages::{Answer, Body, Named, Outcome};
-use dibs_switch::naming::Query;
-use dibs_wire::Tuple;
+use dibs_switch::messages::{Body, Named, Outcome};
 
-use super::{About, At, Steering, tuple};
+use super::host::Host;
+use super::tuple;
 use crate::coverage::Seen;
 
-/// Why a connection is to go to plain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// A user here chose so.
-    Choice,
-    /// Nothing keeps it on the bump of a rule that is gone.
-    Rule,
-}
-
-/// Knocks under way.
+/// Knocks under way, of connections that are to go to plain here (true), and for the peer.
 #[derive(Debug, Default)]
-pub(super) struct Knocking {
-    /// Connections that are to go to plain.
-    asks: BTreeMap<Pair, (Meant, Cause, Knock)>,
-    /// For the peer, with the questions that are not answered yet.
-    answers: BTreeMap<Pair, (Option<u32>, Knock)>,
-}
+pub(super) struct Knocks(BTreeMap<(Pair, bool), Knock>);
 
-impl Knocking {
-    /// True if a connection is looked at here.
-    pub(super) fn asks(&self, pair: &Pair) -> bool {
-        self.asks.contains_key(pair)
-    }
-
-    /// True if any is.
-    pub(super) fn asks_any(&self) -> bool {
-        !self.asks.is_empty()
-    }
-
+impl Knocks {
     pub(super) fn forget(&mut self, pair: &Pair) {
-        self.asks.remove(pair);
-        self.answers.remove(pair);
+        self.0.retain(|(known, _), _| known != pair);
     }
 
     /// When there is something to do.
-    pub(super) fn next(&self) -> Option<Time> {
-        let asks = self.asks.values().map(|(_, _, knock)| knock);
-        let answers = self.answers.values().map(|(_, knock)| knock);
-        asks.chain(answers).filter_map(Knock::due).min()
-    }
-}
-
-impl Steering {
-    /// Finds out whether plain carries a connection that is to go there.
-    pub(super) fn knock(&mut self, at: &mut At<'_>, conn: Meant, cause: Cause) {
-        let Some(own) = numbers(at, &conn.pair) else {
-            return self.stay(at, conn, cause, Refusal::Unknown);
-        };
-        let knock = Knock::ask(at.now, own);
-        let asks = &mut self.daemon().knocking.asks;
-        asks.insert(conn.pair, (conn, cause, knock));
-        self.ask(at, Query::new(conn), About::Knock(own));
-        self.go_on_knocking(at);
+    pub(super) fn due(&self) -> Option<Time> {
+        self.0.values().filter_map(Knock::due).min()
     }
 
-    /// The peer said whether it heard this host.
-    pub(super) fn handle_knocked(&mut self, at: &mut At<'_>, pair: &Pair, answer: Answer) {
-        if let Some((_, _, knock)) = self.daemon().knocking.asks.get_mut(pair) {
-            knock.handle_answer(answer);
-        }
-        self.go_on_knocking(at);
-    }
-
-    /// The peer knocks.
-    pub(super) fn on_knock(
-        &mut self,
-        at: &mut At<'_>,
-        request: u32,
-        (named, theirs): (Named, Numbers),
-    ) {
-        let pair = named.pair.reversed();
-        let own = numbers(at, &pair);
-        let refusal = match at.socket(&pair) {
-            None => Some((Outcome::NoConnection, 0)),
-            Some(socket) if socket != named.socket => Some((Outcome::OtherSocket, socket.0.into())),
-            Some(_) if own.is_none() && self.mark(&pair).bump.is_some() => {
-                Some((Outcome::Failed, 0))
+    /// An acknowledgement arrived in plain; whether anybody waits for one of its connection.
+    pub(super) fn handle_heard(&mut self, pair: &Pair, numbers: Numbers, now: Time) -> bool {
+        let mut any = false;
+        for asks in [true, false] {
+            if let Some(knock) = self.0.get_mut(&(*pair, asks)) {
+                knock.handle_heard(numbers, now);
+                any = true;
             }
-            Some(_) => None,
-        };
-        if let Some(refusal) = refusal {
-            self.post(at, request, Body::Answer(vec![refusal]));
-            return;
         }
-        let knock = Knock::answer(at.now, own, theirs);
-        let answers = &mut self.daemon().knocking.answers;
-        answers.insert(pair, (Some(request), knock));
-        self.go_on_knocking(at);
+        any
     }
 
-    /// A packet came in by the ordinary route, whatever the kernel makes of it.
-    pub fn on_plain(&mut self, at: &mut At<'_>, packet: &[u8]) {
-        let Some((pair, numbers)) = knock::read(packet) else {
-            return;
-        };
-        let Knocking { asks, answers } = &mut self.daemon().knocking;
-        let asks = asks.get_mut(&pair).map(|(_, _, knock)| knock);
-        let answers = answers.get_mut(&pair).map(|(_, knock)| knock);
-        let knocks = asks.into_iter().chain(answers);
-        knocks.for_each(|knock| knock.handle_heard(numbers, at.now));
-        self.go_on_knocking(at);
-    }
-
-    /// Does what is due.
-    pub(super) fn go_on_knocking(&mut self, at: &mut At<'_>) {
-        let now = at.now;
-        let Knocking { asks, answers } = &mut self.daemon().knocking;
-        let mut sent = Vec::new();
-        let of_asks = asks.iter_mut().map(|(pair, (_, _, knock))| (pair, knock));
-        let of_answers = answers.iter_mut().map(|(pair, (_, knock))| (pair, knock));
-        for (pair, knock) in of_asks.chain(of_answers) {
+    /// Packets that are to be sent by now. What nobody waits for any more is forgotten once it has been sent.
+    pub(super) fn handle_timeout(&mut self, now: Time) -> Vec<Vec<u8>> {
+        let mut packets = Vec::new();
+        self.0.retain(|(pair, asks), knock| {
             while let Some(numbers) = knock.poll_send(now) {
-                sent.extend(knock::packets(pair, numbers));
+                packets.extend(knock::packets(pair, numbers));
             }
-        }
-        let mut replies = Vec::new();
-        answers.retain(|_, (request, knock)| {
-            if let Some((asked, reply)) = request.zip(knock.reply(now)) {
-                replies.push((asked, reply));
-                *request = None;
-            }
-            request.is_some() || knock.due().is_some()
+            *asks || knock.due().is_some() || knock.reply(now).is_none()
         });
-        let done = asks.extract_if(.., |_, (_, _, knock)| knock.outcome(now).is_some());
-        let done: Vec<(Meant, Cause, Knock)> = done.map(|(_, ask)| ask).collect();
-        self.knocks.extend(sent);
-        for (request, reply) in replies {
-            self.post(at, request, Body::Answer(vec![reply]));
-        }
-        for (conn, cause, knock) in done {
-            match (knock.outcome(now), cause) {
-                (Some(Ok((Outcome::Done, _))), _) if !at.is_there(&conn) => {}
-                (Some(Ok((Outcome::Done, _))), Cause::Choice) => {
-                    self.seen.note(Seen::PlainProved);
-                    self.choose_proved(at, conn, None);
-                }
-                (Some(Ok((Outcome::Done, _))), Cause::Rule) => {
-                    self.seen.note(Seen::PlainProved);
-                    let negotiation = Negotiation::by_rule(conn, None, self.host);
-                    self.carry_on(at, negotiation);
-                }
-                (Some(answer), _) => self.stay(at, conn, cause, Refusal::Peer(answer)),
-                (None, _) => unreachable!("it was just seen to be over"),
-            }
-        }
-    }
-
-    fn stay(&mut self, at: &At<'_>, conn: Meant, cause: Cause, why: Refusal) {
-        self.seen.note(Seen::PlainRefused);
-        let on = self.mark(&conn.pair).bump;
-        if let (Cause::Rule, Some(bump)) = (cause, on) {
-            let keep = |known: &mut dibs_switch::table::Conn| {
-                known.keep_on(bump, why.answer(), at.now);
-            };
-            self.update(&conn.pair, keep);
-        }
+        packets
     }
 }
 
-/// Numbers of a connection, as far as the data path knows them.
-fn numbers(at: &At<'_>, pair: &Pair) -> Option<Numbers> {
-    let tuple: Tuple = tuple(pair);
-    let conns = at.node.conns();
-    let known = conns.iter().filter(|conn| conn.tuple == tuple);
-    let known = known.filter_map(|conn| Some((conn.last_seen, conn.stands?)));
-    let latest = known.max_by_key(|(seen, _)| *seen);
-    latest.map(|(_, (sent_end, acked))| Numbers::of(sent_end, acked))
+impl Host {
+    /// Finds out whether plain carries a connection that is to go there; why not.
+    pub(super) async fn knock(&self, conn: Meant) -> Option<Refusal> {
+        let Some(own) = self.numbers(&conn.pair).await else {
+            return Some(Refusal::Unknown);
+        };
+        let key = (conn.pair, true);
+        self.knocks(|knocks| knocks.0.insert(key, Knock::ask(self.now(), own)));
+        let body = |named: &[(usize, Named)]| {
+            let conns = named.iter().map(|(_, named)| (*named, own));
+            Body::Knock(conns.collect())
+        };
+        for answer in asks::ask_about(self, 0, &[conn], body).await {
+            self.knocks(|knocks| {
+                let knock = knocks.0.get_mut(&key);
+                knock
+                    .into_iter()
+                    .for_each(|knock| knock.handle_answer(answer));
+            });
+        }
+        let outcome = self.until(|| {
+            self.knocks(|knocks| match knocks.0.get(&key) {
+                // The connection is over.
+                None => Some(Ok((Outcome::NoConnection, 0))),
+                Some(knock) => knock.outcome(self.now()),
+            })
+        });
+        let outcome = outcome.await;
+        self.knocks(|knocks| knocks.0.remove(&key));
+        if let Ok((Outcome::Done, _)) = outcome {
+            self.note(Seen::PlainProved);
+            return None;
+        }
+        Some(Refusal::Peer(outcome))
+    }
+
+    /// Answers a peer that knocks.
+    pub(super) async fn answer_knock(&self, (named, theirs): (Named, Numbers)) -> (Outcome, u64) {
+        let pair = named.pair.reversed();
+        let own = self.numbers(&pair).await;
+        match self.socket(&pair) {
+            None => return (Outcome::NoConnection, 0),
+            Some(socket) if socket != named.socket => {
+                return (Outcome::OtherSocket, socket.0.into());
+            }
+            Some(_) if own.is_none() && self.kernel().mark(&pair).bump.is_some() => {
+                return (Outcome::Failed, 0);
+            }
+            Some(_) => {}
+        }
+        let key = (pair, false);
+        self.knocks(|knocks| knocks.0.insert(key, Knock::answer(self.now(), own, theirs)));
+        self.until(|| {
+            self.knocks(|knocks| match knocks.0.get_mut(&key) {
+                None => Some((Outcome::NoConnection, 0)),
+                Some(knock) => knock.reply(self.now()),
+            })
+        })
+        .await
+    }
+
+    /// Numbers of a connection, as far as the data path knows them.
+    async fn numbers(&self, pair: &Pair) -> Option<Numbers> {
+        let conns = self.listed().await;
+        let known = conns.iter().filter(|conn| conn.tuple == tuple(pair));
+        let known = known.filter_map(|conn| Some((conn.last_seen, conn.stands?)));
+        let latest = known.max_by_key(|(seen, _)| *seen);
+        latest.map(|(_, (sent_end, acked))| Numbers::of(sent_end, acked))
+    }
 }

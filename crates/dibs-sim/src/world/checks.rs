@@ -152,7 +152,7 @@ fn check_ruled(
 pub(super) fn gather(world: &mut World) {
     for h in &mut world.hosts {
         world.coverage.add(&h.kernel.seen);
-        world.coverage.add(&h.steering.seen);
+        world.coverage.add(&h.steering.seen());
         if let Some(node) = &h.node {
             world.coverage.add_counters(node.counters());
         }

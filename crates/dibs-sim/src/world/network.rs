@@ -22,7 +22,7 @@ use crate::history::{Leaving, Setup, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
-use crate::steering::{At, Sockets, ruling};
+use crate::steering::{At, Sockets};
 
 /// Plain packets that somebody on the ordinary route remembers.
 const PLAIN_SEEN: usize = 64;
@@ -283,7 +283,7 @@ impl World {
                 self.last.insert(pair, packet.clone());
             }
             let required = self.required(host, &pair);
-            match ruling::way(&mut self.hosts[host].steering, &pair) {
+            match self.hosts[host].steering.way(&pair) {
                 Way::Bump(bump) if required.is_none_or(|required| required == bump) => {
                     bumped.entry(bump).or_default().push(packet);
                 }

@@ -13,7 +13,7 @@ use crate::coverage::Seen;
 use crate::history::{Leaving, Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
-use crate::steering::{At, Sockets, ruling};
+use crate::steering::{At, Sockets};
 
 impl World {
     #[expect(clippy::too_many_lines, reason = "a table of operations")]
@@ -241,7 +241,7 @@ impl World {
         let kernel = &h.kernel;
         let sockets = Sockets(&self.conns, &self.by_pair[host], host);
         let at = &mut At::new(now, node, kernel, sockets);
-        ruling::choose(&mut h.steering, at, Meant { pair, socket }, bump);
+        h.steering.choose(at, Meant { pair, socket }, bump);
         self.coverage.note(match bump {
             None => Seen::ChosenOut,
             Some(_) => Seen::ChosenIn,

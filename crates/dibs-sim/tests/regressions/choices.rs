@@ -266,7 +266,7 @@ fn a_choice_that_another_one_hid_is_told_again() {
     assert!(refused > 0, "no choice came to nothing");
 }
 
-/// The peer agreed to a choice, died, and told it back; the user chose again. Then the first question was
+/// The peer agreed to a choice, died, and told it back; its user chose again. Then the first question was
 /// given up for want of an answer, and put the connection back to where it had been, still locked to where
 /// it was (seeds 474461, 476849).
 #[test]
@@ -287,7 +287,7 @@ fn a_question_that_was_never_answered_undoes_no_later_choice() {
             (at(away), Op::Link(0, 1, deaf.clone())),
             (at(2030), Op::Restart(1, Duration::from_millis(1))),
             (at(2031), Op::Link(0, 1, clean())),
-            (at(4000), Op::Choose(0, 0, SCRAMBLE)),
+            (at(4000), Op::Choose(0, 1, SCRAMBLE)),
         ];
         let report = run(setup(vec![path(true, clean())]), ops);
         assert_eq!(report.delivered, 6000);

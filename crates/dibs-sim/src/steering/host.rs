@@ -1,0 +1,634 @@
+//! A host: what its daemon knows, and a model of what that runs on.
+
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
+use dibs_settings::{BumpId, Level};
+use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::engine::{Machine as _, Mark as NewMark};
+use dibs_switch::knock;
+use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::rules::Wants;
+use dibs_switch::table::{Conn, ConnTable};
+
+use super::chains::Chains;
+use super::knocking::Knocks;
+use super::machine::{Live, ruling, tracked};
+use super::ruling::Rule;
+use super::{At, LOOK_EVERY, Mark, SESSION_EVERY};
+use crate::coverage::Seen;
+
+/// What a task wants of the data path.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// A message is to be sent, for this request if somebody waits for that.
+    Post(Option<u32>, Vec<u8>),
+    /// All connections are to be listed.
+    Conns,
+    /// A connection is to fall silent.
+    Drain(Pair),
+    /// It is to go on.
+    EndDrain(Pair),
+    /// The kernel is to say where a connection stands that is on this bump.
+    Solicit(Pair, BumpId),
+}
+
+/// What outlives the daemon.
+#[derive(Debug, Default)]
+pub(super) struct File {
+    pub(super) choices: Vec<(Pair, Choice)>,
+    pub(super) rules: Vec<Rule>,
+    /// What the peer's rules need.
+    pub(super) wants: u16,
+    /// It takes nothing until then.
+    pub(super) unable_until: Option<Time>,
+    /// There is more to be saved than it has.
+    pub(super) unsaved: bool,
+}
+
+/// What dies with the daemon.
+#[derive(Debug, Default)]
+pub(super) struct Daemon {
+    pub(super) conns: ConnTable,
+    pub(super) rules: Vec<Rule>,
+    pub(super) wants: Wants,
+    /// The peer has a session, and answers.
+    pub(super) answers: bool,
+    /// Of the last WANT.
+    pub(super) sequence: u64,
+    pub(super) next_request: u32,
+    /// Whether the messages of requests were sent.
+    pub(super) posted: BTreeMap<u32, bool>,
+    /// Requests that wait for their answers, and these.
+    pub(super) asked: BTreeMap<u32, Option<Vec<(Outcome, u64)>>>,
+    /// Questions of the peer that wait for their turn.
+    pub(super) questions: VecDeque<Message>,
+    /// One is being dealt with.
+    pub(super) serving: bool,
+    /// The bumps by which something of a connection may still be under way that falls silent.
+    pub(super) leaving: BTreeMap<Pair, BTreeSet<BumpId>>,
+    pub(super) knocks: Knocks,
+    /// Who waits for a turn to change things: the first has it.
+    pub(super) turns: VecDeque<u32>,
+    pub(super) next_turn: u32,
+    /// When peers are asked about what is not locked yet.
+    pub(super) look_at: Option<Time>,
+    /// They are being asked.
+    pub(super) asking: bool,
+    /// The session is new, and nobody has told the peer yet.
+    pub(super) is_new: bool,
+    /// Somebody does.
+    pub(super) resyncing: bool,
+    /// When the session is looked at again.
+    pub(super) session_at: Time,
+    /// The peer has got a session, or lost it, and nobody has followed yet.
+    pub(super) turned: Option<bool>,
+}
+
+impl Daemon {
+    /// Whether a rule asks for the session.
+    pub(super) fn prefers(&self) -> bool {
+        self.rules.iter().any(|rule| rule.level == Level::Prefer)
+    }
+}
+
+/// A host, as the tasks of its daemon see it.
+#[derive(Default)]
+pub(super) struct Host {
+    /// Names it in versions.
+    pub(super) own: u64,
+    /// Names the other one.
+    pub(super) peer: u64,
+    /// Users want connections in plain whether that carries them or not.
+    pub(super) forces: bool,
+    pub(super) chains: RefCell<Chains>,
+    pub(super) file: RefCell<File>,
+    pub(super) daemon: RefCell<Option<Daemon>>,
+    /// The highest version that was in force, by connection.
+    pub(super) highest: RefCell<BTreeMap<Pair, Version>>,
+    pub(super) now: Cell<Time>,
+    /// Connections that are alive, and whether they speak.
+    pub(super) found: RefCell<BTreeMap<Pair, (Socket, bool)>>,
+    /// The data path's connections, if anybody has asked since the last input.
+    pub(super) listed: RefCell<Option<Rc<Vec<ConnSnapshot>>>>,
+    pub(super) commands: RefCell<Vec<Command>>,
+    /// When tasks that wait are to look again.
+    pub(super) timers: RefCell<BTreeSet<Time>>,
+    /// Something changed that a task may wait for.
+    pub(super) changed: Cell<bool>,
+    pub(super) sent: RefCell<Vec<Vec<u8>>>,
+    pub(super) knocked: RefCell<Vec<Vec<u8>>>,
+}
+
+/// A turn to change things, until it is dropped.
+pub(super) struct Turn<'a>(&'a Host, u32);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(daemon) = &mut *self.0.daemon.borrow_mut() {
+            daemon.turns.retain(|turn| *turn != self.1);
+            self.0.changed.set(true);
+        }
+    }
+}
+
+impl Host {
+    pub(super) fn new(own: u64, peer: u64, forces: bool) -> Self {
+        Self {
+            own,
+            peer,
+            forces,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn kernel(&self) -> Ref<'_, Chains> {
+        self.chains.borrow()
+    }
+
+    pub(super) fn kernel_mut(&self) -> RefMut<'_, Chains> {
+        self.chains.borrow_mut()
+    }
+
+    pub(super) fn daemon(&self) -> RefMut<'_, Daemon> {
+        RefMut::map(self.daemon.borrow_mut(), |daemon| {
+            daemon.as_mut().expect("a host with a node has a daemon")
+        })
+    }
+
+    pub(super) fn note(&self, seen: Seen) {
+        self.chains.borrow_mut().seen.note(seen);
+    }
+
+    /// Learns what there is now.
+    pub(super) fn refresh(&self, at: &At<'_>) {
+        self.now.set(at.now);
+        self.found.replace(at.found());
+        self.listed.replace(None);
+        let answers = { at.node.peers(at.now) }.iter().all(|peer| peer.reachable);
+        if let Some(daemon) = &mut *self.daemon.borrow_mut() {
+            daemon.session_at = at.now + SESSION_EVERY;
+            if std::mem::replace(&mut daemon.answers, answers) != answers {
+                daemon.turned = Some(answers);
+            }
+        }
+    }
+
+    /// Waits until something is so.
+    pub(super) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
+        poll_fn(|_| ready().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// True once it is this time; until then a task that waits looks again by then.
+    pub(super) fn is_time(&self, at: Time) -> bool {
+        let is_time = self.now.get() >= at;
+        if !is_time {
+            self.timers.borrow_mut().insert(at);
+        }
+        is_time
+    }
+
+    pub(super) fn forget_timers(&self) {
+        self.timers.borrow_mut().clear();
+    }
+
+    pub(super) fn take_changed(&self) -> bool {
+        self.changed.take()
+    }
+
+    pub(super) fn take_commands(&self) -> Vec<Command> {
+        self.commands.take()
+    }
+
+    pub(super) fn take_sent(&self) -> Vec<Vec<u8>> {
+        self.sent.take()
+    }
+
+    pub(super) fn take_knocks(&self) -> Vec<Vec<u8>> {
+        self.knocked.take()
+    }
+
+    pub(super) fn command(&self, command: Command) {
+        self.commands.borrow_mut().push(command);
+    }
+
+    /// Access to what is known of knocks.
+    pub(super) fn knocks<R>(&self, access: impl FnOnce(&mut Knocks) -> R) -> R {
+        access(&mut self.daemon().knocks)
+    }
+
+    /// Waits for a turn to change things.
+    pub(super) async fn turn(&self) -> Turn<'_> {
+        let turn = {
+            let daemon = &mut *self.daemon();
+            daemon.next_turn += 1;
+            daemon.turns.push_back(daemon.next_turn);
+            Turn(self, daemon.next_turn)
+        };
+        self.until(|| (self.daemon().turns.front() == Some(&turn.1)).then_some(()))
+            .await;
+        turn
+    }
+
+    /// The data path's connections.
+    pub(super) async fn listed(&self) -> Rc<Vec<ConnSnapshot>> {
+        if self.listed.borrow().is_none() {
+            self.command(Command::Conns);
+        }
+        self.until(|| self.listed.borrow().clone()).await
+    }
+
+    pub(super) fn note_conns(&self, conns: Vec<ConnSnapshot>) {
+        self.listed.replace(Some(Rc::new(conns)));
+    }
+
+    /// The socket of a connection that is alive here.
+    pub(super) fn socket(&self, pair: &Pair) -> Option<Socket> {
+        self.found.borrow().get(pair).map(|(socket, _)| *socket)
+    }
+
+    /// Connections that are alive and speak.
+    pub(super) fn speaking(&self) -> Vec<Live> {
+        let found = self.found.borrow();
+        let speaking = found.iter().filter(|(_, (_, speaks))| *speaks);
+        let live = |(pair, (socket, _)): (&Pair, &(Socket, bool))| {
+            let (pair, socket) = (*pair, *socket);
+            Live(Meant { pair, socket })
+        };
+        speaking.map(live).collect()
+    }
+
+    pub(super) fn is_there(&self, conn: &Meant) -> bool {
+        self.socket(&conn.pair) == Some(conn.socket)
+    }
+
+    /// How the other end names its socket of a connection.
+    pub(super) fn name_of(&self, pair: &Pair, socket: Socket) -> Socket {
+        self.daemon().conns.get(pair).name(socket)
+    }
+
+    pub(super) fn choice(&self, pair: &Pair) -> Option<Choice> {
+        match &*self.daemon.borrow() {
+            Some(daemon) => daemon.conns.get(pair).choice.get(),
+            None => {
+                let file = self.file.borrow();
+                let saved = file.choices.iter().find(|(p, _)| p == pair);
+                saved.map(|(_, choice)| *choice)
+            }
+        }
+    }
+
+    pub(super) fn open(&self, pair: Pair, bump: Option<BumpId>, required: Option<BumpId>) {
+        let mark = Mark {
+            bump: required.or(bump),
+            ..Mark::default()
+        };
+        self.chains.borrow_mut().marks.insert(pair, mark);
+        if let Some(required) = required {
+            let rule = Rule::requiring(pair, required);
+            self.each_rules(|rules| rules.push(rule.clone()));
+        }
+    }
+
+    pub(super) fn forget(&self, pair: &Pair) {
+        self.chains.borrow_mut().marks.remove(pair);
+        self.each_rules(|rules| rules.retain(|rule| !rule.is_only_of(pair)));
+        let file = &mut *self.file.borrow_mut();
+        file.choices.retain(|(p, _)| p != pair);
+        self.highest.borrow_mut().remove(pair);
+        if let Some(daemon) = &mut *self.daemon.borrow_mut() {
+            daemon.conns.forget(pair);
+            daemon.leaving.remove(pair);
+            daemon.knocks.forget(pair);
+            self.changed.set(true);
+        }
+    }
+
+    fn each_rules(&self, mut change: impl FnMut(&mut Vec<Rule>)) {
+        change(&mut self.chains.borrow_mut().rules);
+        change(&mut self.file.borrow_mut().rules);
+        if let Some(daemon) = &mut *self.daemon.borrow_mut() {
+            change(&mut daemon.rules);
+        }
+    }
+
+    pub(super) fn flush(&self, kept: impl Fn(&Pair) -> bool) {
+        let Chains {
+            marks, rules, seen, ..
+        } = &mut *self.chains.borrow_mut();
+        let daemon = self.daemon.borrow();
+        for (pair, mark) in marks.iter_mut() {
+            let marked = |daemon: &Daemon| daemon.conns.get(pair).is_marked();
+            let is_kept = kept(pair)
+                || daemon.as_ref().is_some_and(marked)
+                || rules.iter().any(|rule| rule.means(pair));
+            if !mark.chosen && mark.bump.is_some() && !is_kept {
+                *mark = Mark::default();
+                seen.note(Seen::MarkLost);
+            }
+        }
+    }
+
+    pub(super) fn unable(&self, until: Time) {
+        let file = &mut *self.file.borrow_mut();
+        file.unable_until = file.unable_until.max(Some(until));
+    }
+
+    pub(super) fn able(&self, now: Time) {
+        let file = &mut *self.file.borrow_mut();
+        file.unable_until = file.unable_until.min(Some(now));
+    }
+
+    pub(super) fn note_crash(&self) {
+        if let Some(daemon) = &*self.daemon.borrow() {
+            if !daemon.asked.is_empty() {
+                self.note(Seen::CrashAsking);
+            }
+            if !daemon.leaving.is_empty() {
+                self.note(Seen::CrashLeaving);
+            }
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.daemon.replace(None);
+        self.commands.take();
+        self.timers.take();
+    }
+
+    pub(super) fn start(&self, request: u32) {
+        let mut daemon = Daemon {
+            next_request: request,
+            ..Daemon::default()
+        };
+        let now = self.now.get();
+        let choices = {
+            let file = &mut *self.file.borrow_mut();
+            for (pair, choice) in &file.choices {
+                { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
+            }
+            daemon.rules.clone_from(&file.rules);
+            daemon.wants = Wants::restored(file.wants);
+            // What could not be saved goes back, until the peer tells of it.
+            if std::mem::take(&mut file.unsaved) {
+                self.highest.borrow_mut().clear();
+            }
+            file.choices.clone()
+        };
+        let chains = &mut *self.chains.borrow_mut();
+        chains.rules.clone_from(&daemon.rules);
+        chains.answers = false;
+        // What an earlier run left.
+        for (pair, mark) in &chains.marks {
+            let socket = self.socket(pair).unwrap_or(Socket::UNKNOWN);
+            let live = Live(Meant {
+                pair: *pair,
+                socket,
+            });
+            let by = { mark.bump }.and_then(|bump| ruling(&daemon, &live).hand_of(bump));
+            daemon.conns.update(pair, |conn| {
+                if mark.chosen {
+                    conn.note_mark(mark.bump, true, now);
+                }
+                match mark.bump {
+                    None if mark.chosen && conn.choice.get().is_none() => conn.move_to_left(now),
+                    None => {}
+                    Some(_) => conn.adopt_mark(mark.seen(), socket, by),
+                }
+            });
+        }
+        daemon.look_at = Some(now + LOOK_EVERY);
+        self.daemon.replace(Some(daemon));
+        // The peer may not have heard of them; it is told with the next session.
+        for (pair, choice) in choices {
+            self.put_choice(chains, pair);
+            self.solicit(&pair, choice.bump);
+        }
+    }
+
+    /// Puts the choice for a connection into the kernel, if there is one that is not pending.
+    pub(super) fn put_choice(&self, chains: &mut Chains, pair: Pair) {
+        let choice = self.choice(&pair).filter(|choice| !choice.pending);
+        if let Some(choice) = choice {
+            let highest = &mut *self.highest.borrow_mut();
+            let highest = highest.entry(pair).or_default();
+            *highest = (*highest).max(choice.version);
+            self.put(chains, NewMark::chosen(pair, choice.bump));
+        }
+    }
+
+    /// A connection's mark says this from now on.
+    pub(super) fn put(&self, chains: &mut Chains, mark: NewMark) {
+        let NewMark {
+            pair,
+            bump,
+            explicit,
+        } = mark;
+        let daemon = &mut *self.daemon();
+        let (new, lock) = daemon.conns.update(&pair, |conn| {
+            conn.lock.enter(bump);
+            let new = conn.move_to_mark(bump, explicit, self.now.get());
+            (new, conn.lock.locked())
+        });
+        let known = chains.marks.entry(pair).or_default();
+        (known.bump, known.chosen) = (bump, new.chosen);
+        chains.set_lock(&pair, lock);
+        daemon.look_at = Some(self.now.get());
+        if bump.is_none() {
+            self.command(Command::EndDrain(pair));
+        }
+    }
+
+    pub(super) fn next_request(&self) -> u32 {
+        let daemon = &mut *self.daemon();
+        let request = daemon.next_request;
+        daemon.next_request = request.wrapping_add(1);
+        request
+    }
+
+    /// Sends a message for whose sending nobody waits.
+    pub(super) fn post(&self, message: Message) {
+        self.command(Command::Post(None, message.encode()));
+    }
+
+    /// A message was sent, or could not be.
+    pub(super) fn note_posted(&self, request: Option<u32>, sent: Option<Vec<u8>>) {
+        if let Some(request) = request {
+            self.daemon().posted.insert(request, sent.is_some());
+        }
+        self.sent.borrow_mut().extend(sent);
+    }
+
+    pub(super) fn take_message(&self, message: Message) {
+        let daemon = &mut *self.daemon();
+        match message.body {
+            Body::Answer(outcomes) => match daemon.asked.get_mut(&message.request) {
+                Some(asked) => *asked = Some(outcomes),
+                None => self.note(Seen::LateAnswer),
+            },
+            _ => daemon.questions.push_back(message),
+        }
+    }
+
+    pub(super) fn note_drained(&self, pair: &Pair, bump: BumpId) {
+        let daemon = &mut *self.daemon();
+        if let Some(bumps) = daemon.leaving.get_mut(pair) {
+            bumps.remove(&bump);
+            if bumps.is_empty() {
+                daemon.leaving.remove(pair);
+                self.note(Seen::Drained);
+            }
+        }
+    }
+
+    pub(super) fn note_session(&self, restarted: bool) {
+        let daemon = &mut *self.daemon();
+        daemon.is_new = true;
+        if restarted {
+            daemon.wants.handle_restart();
+        }
+    }
+
+    /// A packet came in by the ordinary route. Whether anybody waits for one like it.
+    pub(super) fn hear(&self, now: Time, packet: &[u8]) -> bool {
+        let Some((pair, numbers)) = knock::read(packet) else {
+            return false;
+        };
+        self.daemon().knocks.handle_heard(&pair, numbers, now)
+    }
+
+    /// When something is due.
+    pub(super) fn due(&self) -> Option<Time> {
+        let daemon = self.daemon.borrow();
+        let daemon = daemon.as_ref()?;
+        let file = self.file.borrow();
+        let dues = [
+            file.unable_until.filter(|_| file.unsaved),
+            daemon.look_at.filter(|_| !daemon.asking),
+            daemon.conns.next_lock(),
+            daemon.conns.next_moved(),
+            daemon.conns.next_telling(),
+            daemon.knocks.due(),
+            daemon.prefers().then_some(daemon.session_at),
+            self.timers.borrow().first().copied(),
+        ];
+        dues.into_iter().flatten().min()
+    }
+
+    /// Does what is due that no task waits for.
+    pub(super) fn handle_due(&self, now: Time) {
+        let retries = {
+            let file = self.file.borrow();
+            file.unsaved && file.unable_until.is_none_or(|until| until <= now)
+        };
+        if retries {
+            let _ = self.save();
+        }
+        self.knocked
+            .borrow_mut()
+            .extend(self.daemon().knocks.handle_timeout(now));
+        if { self.daemon().conns.next_lock() }.is_some_and(|due| due <= now) {
+            self.set_locks(now);
+        }
+    }
+
+    /// Brings LOCKED in the kernel to what is due.
+    fn set_locks(&self, now: Time) {
+        let chains = &mut *self.chains.borrow_mut();
+        let tracked = tracked(chains, chains.marks.keys());
+        let lives = |pair: &Pair| self.socket(pair).map(|_| true);
+        let conns = &mut self.daemon().conns;
+        for (pair, _) in conns.mend_locks(now, &tracked, lives, |_| false) {
+            chains.set_lock(&pair, conns.get(&pair).lock.locked());
+        }
+    }
+
+    /// What rules moved of which the peer is to be asked again by now, unless something moves.
+    pub(super) fn take_moved(&self, now: Time) -> Vec<(Pair, Option<BumpId>)> {
+        self.daemon().conns.take_moved(now)
+    }
+
+    pub(super) fn begin_serving(&self) -> bool {
+        let daemon = &mut *self.daemon();
+        let begins = !daemon.serving && !daemon.questions.is_empty();
+        daemon.serving |= begins;
+        begins
+    }
+
+    pub(super) fn begin_resync(&self) -> bool {
+        let daemon = &mut *self.daemon();
+        let begins = daemon.is_new && !daemon.resyncing;
+        if begins {
+            (daemon.is_new, daemon.resyncing) = (false, true);
+        }
+        begins
+    }
+
+    pub(super) fn end_resync(&self) {
+        self.daemon().resyncing = false;
+    }
+
+    pub(super) fn turned(&self) -> Option<bool> {
+        self.daemon().turned.take()
+    }
+
+    /// Whether the peer is to be asked by now about what is not locked.
+    pub(super) fn begin_asking(&self, now: Time) -> bool {
+        let daemon = &mut *self.daemon();
+        let begins = daemon.look_at.is_some_and(|look| look <= now) && !daemon.asking;
+        if begins {
+            daemon.asking = true;
+            // Also of those that have not begun here.
+            let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
+            daemon.look_at = any_left.then_some(now + LOOK_EVERY);
+            let chains = &mut *self.chains.borrow_mut();
+            let left = daemon.conns.iter().filter(|(_, conn)| conn.may_follow(now));
+            for pair in left.map(|(pair, _)| *pair).collect::<Vec<_>>() {
+                let follow = |conn: &mut Conn| {
+                    conn.take_left();
+                    let chosen = conn.choice.get().is_some();
+                    if !chosen {
+                        conn.note_mark(None, false, now);
+                    }
+                    chosen
+                };
+                if !daemon.conns.update(&pair, follow) {
+                    chains.marks.entry(pair).or_default().chosen = false;
+                }
+            }
+        }
+        begins
+    }
+
+    pub(super) fn end_asking(&self) {
+        self.daemon().asking = false;
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (daemon, chains) = (self.daemon.borrow(), self.chains.borrow());
+        let Some(daemon) = &*daemon else {
+            return Ok(());
+        };
+        let highest = self.highest.borrow();
+        for (pair, choice) in daemon.conns.choices() {
+            let mark = chains.mark(&pair);
+            if mark.locked && daemon.conns.get(&pair).lock.locked() != mark.bump {
+                return Err(format!(
+                    "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
+                ));
+            }
+            if highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
+                return Err(format!(
+                    "the choice for {pair:?} went back to {:?}",
+                    choice.version
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,430 @@
+//! The machine that the engine works on.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::slice;
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_settings::BumpId;
+use dibs_switch::answering::Refusal;
+use dibs_switch::asking::Conclusion;
+use dibs_switch::conns::{Choice, Meant, Pair};
+use dibs_switch::engine::rules::Kept;
+use dibs_switch::engine::{
+    self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, stands_on,
+};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
+use dibs_switch::plausible::Hosts;
+use dibs_switch::rules::{Ruling, Wants, wanted};
+use dibs_switch::table::ConnTable;
+use dibs_switch::tracked::{Entry, Tracked};
+use futures_util::future::join_all;
+
+use super::chains::Chains;
+use super::host::{Command, Daemon, Host};
+use super::ruling::{Rule, Selected};
+use super::{CARRIED, LOOK_EVERY, tuple};
+use crate::coverage::Seen;
+
+/// A connection whose kernel has sent no byte for as long sends nothing now.
+const SENDS_WITHIN: Duration = Duration::from_millis(200);
+
+/// A connection that is alive.
+#[derive(Clone, Copy, Debug)]
+pub struct Live(pub Meant);
+
+impl engine::Live for Live {
+    fn meant(&self) -> Meant {
+        self.0
+    }
+
+    fn peer(&self) -> usize {
+        0
+    }
+
+    fn is_bound(&self) -> bool {
+        false
+    }
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+/// A connection, beside the rules that hold.
+pub(super) fn ruling<'a>(
+    daemon: &'a Daemon,
+    live: &'a Live,
+) -> Ruling<'a, slice::Iter<'a, Rule>, Live> {
+    Ruling {
+        rules: daemon.rules.iter(),
+        live,
+        socket: live.0.socket,
+        known: daemon.conns.get(&live.0.pair),
+        wants: daemon.wants,
+        answers: daemon.answers,
+    }
+}
+
+/// What the kernel has of these connections.
+pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a Pair>) -> Tracked {
+    let entry = |pair: &Pair| {
+        let mark = chains.marks.get(pair)?.seen();
+        let closed = false;
+        Some((*pair, Entry { mark, closed }))
+    };
+    Tracked::new(pairs.filter_map(entry).collect())
+}
+
+impl Machine for Host {
+    type Live = Live;
+    type Rule = Rule;
+    type Rules<'a> = slice::Iter<'a, Rule>;
+    type Book = Vec<Rule>;
+    type Fault = Unable;
+    type MarkFault = Unable;
+    type Why = &'static str;
+
+    fn now(&self) -> Time {
+        self.now.get()
+    }
+
+    fn peers(&self) -> usize {
+        1
+    }
+
+    fn peer_of(&self, _: &Pair) -> Option<usize> {
+        Some(0)
+    }
+
+    fn hosts(&self, _: usize) -> Hosts {
+        Hosts {
+            own: self.own,
+            peer: self.peer,
+        }
+    }
+
+    fn is_outside(&self, bump: Option<BumpId>) -> bool {
+        bump.is_none()
+    }
+
+    fn carries(&self, bump: BumpId) -> bool {
+        CARRIED.contains(&bump)
+    }
+
+    fn locks(&self) -> bool {
+        true
+    }
+
+    fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
+        access(&mut self.daemon().conns)
+    }
+
+    fn ruling<R>(
+        &self,
+        live: &Live,
+        ask: impl for<'a> FnOnce(Ruling<'a, slice::Iter<'a, Rule>, Live>) -> R,
+    ) -> R {
+        ask(ruling(&self.daemon(), live))
+    }
+
+    fn replace_rules(&self, mut rules: Vec<Rule>) -> Vec<Rule> {
+        let daemon = &mut *self.daemon();
+        // Those of single connections are not the users'.
+        rules.retain(|rule| !matches!(rule.meant, Selected::One(_)));
+        let ones = { daemon.rules.iter() }.filter(|rule| matches!(rule.meant, Selected::One(_)));
+        rules.extend(ones.cloned());
+        std::mem::replace(&mut daemon.rules, rules)
+    }
+
+    fn rules_want(&self, _: usize) -> u16 {
+        wanted(self.daemon().rules.iter())
+    }
+
+    fn book_wants(&self, rules: &Vec<Rule>, _: usize) -> u16 {
+        wanted(rules.iter())
+    }
+
+    fn wants<R>(&self, _: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {
+        let Daemon { wants, conns, .. } = &mut *self.daemon();
+        access(wants, conns)
+    }
+
+    fn want(&self, bumps: u16) -> Body {
+        let daemon = &mut *self.daemon();
+        daemon.sequence += 1;
+        Body::Want {
+            sequence: daemon.sequence,
+            bumps,
+            devices: Vec::new(),
+        }
+    }
+
+    fn marked(&self, live: &Live) -> Option<BumpId> {
+        self.chains.borrow().mark(&live.pair()).bump
+    }
+
+    fn save(&self) -> Result<(), Unable> {
+        let daemon = self.daemon();
+        let choices = daemon.conns.choices().map(|(pair, choice)| {
+            let pending = false;
+            (pair, Choice { pending, ..choice })
+        });
+        let choices: Vec<_> = choices.collect();
+        let file = &mut *self.file.borrow_mut();
+        let wants = daemon.wants.bumps();
+        if file
+            .unable_until
+            .is_some_and(|until| self.now.get() < until)
+        {
+            let known = (&file.choices, &file.rules, file.wants);
+            file.unsaved = known != (&choices, &daemon.rules, wants);
+            return Err(Unable);
+        }
+        (file.choices, file.wants, file.unsaved) = (choices, wants, false);
+        file.rules.clone_from(&daemon.rules);
+        Ok(())
+    }
+
+    async fn install(&self) -> Result<(), Unable> {
+        Ok(())
+    }
+
+    async fn steer(&self) -> Result<(), Unable> {
+        let (daemon, mut chains) = (self.daemon(), self.chains.borrow_mut());
+        chains.rules.clone_from(&daemon.rules);
+        chains.answers = daemon.answers;
+        Ok(())
+    }
+
+    async fn lives(&self) -> Result<Vec<Live>, Unable> {
+        Ok(self.speaking())
+    }
+
+    async fn find(&self, pairs: &[Pair]) -> Result<Found<Self>, Unable> {
+        let live = |pair: &Pair| {
+            let socket = self.socket(pair)?;
+            let pair = *pair;
+            Some((pair, Live(Meant { pair, socket })))
+        };
+        Ok(pairs.iter().filter_map(live).collect())
+    }
+
+    async fn look_up(&self, pairs: &[Pair]) -> Result<(Found<Self>, Tracked), Unable> {
+        let found: HashMap<Pair, Live> = self.find(pairs).await?;
+        Ok((found, tracked(&self.chains.borrow(), pairs.iter())))
+    }
+
+    /// Only of those that are chosen or ruled here: the daemon puts marks of others back as well when they are lost
+    /// (`daemon/src/tracking.rs`), which is not modelled, and locked they would wait for them.
+    async fn bumped<T>(
+        &self,
+        pick: impl Fn(&Live, &Tracked) -> Option<T>,
+    ) -> Result<Vec<T>, Unable> {
+        let lives = self.speaking();
+        let chains = self.chains.borrow();
+        let tracked = tracked(&chains, chains.marks.keys());
+        let mut picked = Vec::new();
+        for live in lives {
+            let pair = live.pair();
+            let is_known = {
+                let daemon = &mut *self.daemon();
+                let conn = daemon.conns.get(&pair);
+                let ruled = ruling(daemon, &live).deciding().is_some();
+                let is_known = ruled || conn.choice.get().is_some();
+                let bump = tracked.bump(&pair);
+                if is_known && bump.is_some() && conn.lock.locked() != bump {
+                    // Also of one that may come about yet.
+                    daemon.look_at = Some(self.now.get() + LOOK_EVERY);
+                }
+                is_known
+            };
+            if is_known {
+                picked.extend(pick(&live, &tracked));
+            }
+        }
+        Ok(picked)
+    }
+
+    async fn sending(&self, pairs: &[Pair]) -> BTreeSet<Pair> {
+        let conns = self.listed().await;
+        let sends = |pair: &&Pair| {
+            let mut spoke = conns.iter().filter(|conn| conn.tuple == tuple(pair));
+            spoke.any(|conn| { conn.spoke }.is_some_and(|t| self.now.get().since(t) < SENDS_WITHIN))
+        };
+        pairs.iter().filter(sends).copied().collect()
+    }
+
+    async fn refused(
+        &self,
+        lives: &[Live],
+        goal: Goal,
+    ) -> Result<BTreeMap<Pair, &'static str>, Unable> {
+        let mut refused = BTreeMap::new();
+        for live in lives {
+            let (required, standing, pending) = {
+                let daemon = self.daemon();
+                let marked = self.marked(live);
+                let ruling = ruling(&daemon, live);
+                let required = ruling.requirement().map(|rule| rule.bump);
+                let choice = daemon.conns.get(&live.pair()).choice.of(live.0.socket);
+                let pending = choice.is_some_and(|choice| choice.pending);
+                (required, ruling.stands_on(marked), pending)
+            };
+            let leaves = goal.bump.is_none() && standing.is_some() && !goal.force;
+            let why = if required.is_some_and(|bump| Some(bump) != goal.bump) {
+                Seen::RequiredKept
+            } else if pending {
+                Seen::BusyRefused
+            } else if leaves && self.knock(live.0).await.is_some() {
+                Seen::PlainRefused
+            } else {
+                continue;
+            };
+            self.note(why);
+            refused.insert(live.pair(), why.name());
+        }
+        Ok(refused)
+    }
+
+    async fn steerable(&self, lives: &[Live], _: Option<BumpId>) -> Vec<Live> {
+        lives.to_vec()
+    }
+
+    async fn uncarried(&self, lives: &[Live]) -> Kept {
+        let bumped = lives.iter().filter(|live| stands_on(self, live).is_some());
+        let knocked = bumped.map(async |live| {
+            let why = self.knock(live.0).await?;
+            self.note(Seen::PlainRefused);
+            Some((live.pair(), why))
+        });
+        join_all(knocked).await.into_iter().flatten().collect()
+    }
+
+    async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[Pair]) -> Option<Refusal> {
+        None
+    }
+
+    async fn mark(&self, marks: impl FnOnce() -> Vec<Mark>) -> Failed<Self> {
+        let marks = marks();
+        let chains = &mut *self.chains.borrow_mut();
+        marks.into_iter().for_each(|mark| self.put(chains, mark));
+        Failed::<Self>::new()
+    }
+
+    async fn mark_choices(&self, pairs: &[Pair]) -> Failed<Self> {
+        let chains = &mut *self.chains.borrow_mut();
+        pairs.iter().for_each(|pair| self.put_choice(chains, *pair));
+        Failed::<Self>::new()
+    }
+
+    async fn unlock(&self, pairs: &[Pair]) {
+        let chains = &mut *self.chains.borrow_mut();
+        pairs.iter().for_each(|pair| chains.set_lock(pair, None));
+        // If nothing comes of it, it is locked again.
+        self.daemon().look_at = Some(self.now.get() + LOOK_EVERY);
+    }
+
+    async fn silence(&self, lives: &[Live]) {
+        for live in lives {
+            let leaving = &mut self.daemon().leaving;
+            leaving.entry(live.pair()).or_default().extend(CARRIED);
+            self.command(Command::Drain(live.pair()));
+        }
+        self.until(|| {
+            let leaving = &self.daemon().leaving;
+            let waits = lives.iter().any(|live| leaving.contains_key(&live.pair()));
+            (!waits).then_some(())
+        })
+        .await;
+    }
+
+    fn end_drains(&self, pair: &Pair) {
+        self.command(Command::EndDrain(*pair));
+    }
+
+    fn solicit(&self, pair: &Pair, bump: Option<BumpId>) {
+        if let Some(bump) = bump {
+            self.command(Command::Solicit(*pair, bump));
+        }
+    }
+
+    fn expect_rates(&self, _: &[Live]) {}
+
+    async fn ask(&self, _: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered> {
+        let request = self.next_request();
+        let bytes = Message { request, body }.encode();
+        self.command(Command::Post(Some(request), bytes));
+        if !{ self.until(|| self.daemon().posted.remove(&request)) }.await {
+            self.note(Seen::NoSession);
+            return Err(Unanswered::NoSession);
+        }
+        let until = self.now.get() + ANSWER_TIMEOUT;
+        self.daemon().asked.insert(request, None);
+        let answer = self.until(|| {
+            let answer = self.daemon().asked.get_mut(&request)?.take();
+            answer
+                .map(Ok)
+                .or_else(|| self.is_time(until).then_some(Err(Unanswered::Silent)))
+        });
+        let answer = answer.await;
+        self.daemon().asked.remove(&request);
+        answer
+    }
+
+    async fn sleep(&self, time: Duration) {
+        let until = self.now.get() + time;
+        self.until(|| self.is_time(until).then_some(())).await;
+    }
+
+    fn wake(&self, task: Task) {
+        if task == Task::Confirm {
+            self.daemon().look_at = Some(self.now.get());
+        }
+        self.changed.set(true);
+    }
+
+    fn tell(&self, news: News<'_, Live, Rule>) {
+        let seen = match news {
+            News::LeftFirst => Seen::LeftFirst,
+            News::AskedAgain => Seen::AskedAgain,
+            News::Concluded(Conclusion::InForce) => return,
+            News::Concluded(Conclusion::Superseded) => Seen::Superseded,
+            News::Concluded(Conclusion::TakenBack) => Seen::Refused,
+            News::Concluded(Conclusion::PutBack(_)) => Seen::PutBack,
+            News::Concluded(Conclusion::BroughtBack(_)) => Seen::Unanswered,
+            News::Implausible(_) | News::Refused(Refusal::Implausible(_)) => Seen::VersionRefused,
+            News::Refused(Refusal::OtherSocket(_)) => Seen::SocketNamed,
+            News::Refused(Refusal::Older(_)) => Seen::OlderRefused,
+            News::Refused(_) => Seen::SwitchRefused,
+            News::Follows(Switch { ready: true, .. }) => Seen::GotReady,
+            News::Follows(Switch { bump: None, .. }) => Seen::SwitchedOut,
+            News::Follows(Switch { explicit: true, .. }) => Seen::SwitchedIn,
+            News::Follows(_) => Seen::RuleFollowed,
+            News::Undone(pairs) => {
+                let highest = &mut *self.highest.borrow_mut();
+                highest.retain(|pair, _| !pairs.contains(pair));
+                Seen::Failed
+            }
+            News::GivenUp { pair, .. } => {
+                self.highest.borrow_mut().remove(&pair);
+                Seen::OwnRule
+            }
+            News::Overruled => Seen::ChoiceOverruled,
+            News::ChoiceLeft => Seen::ChoiceLeft,
+            News::RuleMoves => Seen::RuleMoved,
+            News::RuleFrees => Seen::RuleFreed,
+            News::RuleAgain => Seen::RuleAgain,
+            News::Wanted => Seen::Wanted,
+            News::ToldAgain => Seen::ToldAgain,
+            News::Switched { .. } | News::Kept { .. } | News::Peer { .. } | News::Fault(_) => {
+                return;
+            }
+        };
+        self.note(seen);
+    }
+}
+
+/// The state file takes nothing now.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the state file takes nothing now")]
+pub(super) struct Unable;

@@ -1,0 +1,385 @@
+//! The engine for switching: what is done for connections that move, in which order, and what goes on beside it.
+//!
+//! Decisions about one connection are made by small machines ([`Negotiation`](crate::asking::Negotiation),
+//! [`Following`](crate::answering::Following), [`Query`](crate::naming::Query)). The engine orders their steps: for many
+//! connections at once, for users, rules and peers. It does nothing itself. A [`Machine`] carries each step out: that
+//! of the daemon with a kernel, a data path and a clock, that of the simulator with models of them. So the order that
+//! is simulated is the order that ships.
+//!
+//! Functions wait for their machine as `async` functions do; they neither spawn tasks nor know an executor. State is
+//! borrowed from the machine between two waits only.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_settings::BumpId;
+
+use crate::answering::Refusal;
+use crate::asking::Conclusion;
+use crate::conns::{Meant, Pair};
+use crate::knock;
+use crate::messages::{Body, Outcome, Switch, Unanswered};
+use crate::plausible::{Hosts, Implausible};
+use crate::rules::{Rule, Ruling, Wants};
+use crate::table::ConnTable;
+use crate::tracked::Tracked;
+
+pub mod asks;
+pub mod choices;
+pub mod locks;
+pub mod rules;
+pub mod switches;
+pub mod tells;
+pub mod wants;
+
+pub use asks::ROUND;
+
+/// A live connection, as a machine knows it.
+pub trait Live: Copy {
+    /// Its ends and its socket here.
+    fn meant(&self) -> Meant;
+    /// Index of the peer that it goes to.
+    fn peer(&self) -> usize;
+    /// True if its socket is bound to a device, so that it cannot be steered.
+    fn is_bound(&self) -> bool;
+    /// True if it only waits for stray packets.
+    fn is_over(&self) -> bool;
+
+    /// Its ends.
+    fn pair(&self) -> Pair {
+        self.meant().pair
+    }
+}
+
+/// A mark that a connection is to have.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    /// The connection.
+    pub pair: Pair,
+    /// The bump; none: plain.
+    pub bump: Option<BumpId>,
+    /// True if somebody chose so.
+    pub explicit: bool,
+}
+
+impl Mark {
+    /// This bump, or plain, by no choice.
+    pub fn moved(pair: Pair, bump: Option<BumpId>) -> Self {
+        let explicit = false;
+        Self {
+            pair,
+            bump,
+            explicit,
+        }
+    }
+
+    /// This bump, or plain, by choice.
+    pub fn chosen(pair: Pair, bump: Option<BumpId>) -> Self {
+        let explicit = true;
+        Self {
+            pair,
+            bump,
+            explicit,
+        }
+    }
+}
+
+/// A goal of connections that move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Goal {
+    /// The bump; none: plain.
+    pub bump: Option<BumpId>,
+    /// To plain whether that carries them or not.
+    pub force: bool,
+}
+
+impl From<Option<BumpId>> for Goal {
+    /// To plain only where that carries them.
+    fn from(bump: Option<BumpId>) -> Self {
+        let force = false;
+        Self { bump, force }
+    }
+}
+
+/// A task of the machine that has something to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Peers are told of choices, and asked again for what rules moved.
+    Tell,
+    /// Peers are asked to confirm where connections are.
+    Confirm,
+    /// Connections are locked.
+    Lock,
+    /// Rules have changed: everything that follows them looks again.
+    Rules,
+}
+
+/// An event that users, logs or counters hear of.
+#[derive(Clone, Copy, Debug)]
+pub enum News<'a, L, R> {
+    /// This host leaves a bump before its peer, whose kernel sends nothing.
+    LeftFirst,
+    /// The peer knew of a later choice, and is asked again with one above that.
+    AskedAgain,
+    /// A switch that began here is over.
+    Concluded(Conclusion),
+    /// The peer claims a version that nobody can have given.
+    Implausible(Implausible),
+    /// A connection does not follow a SWITCH of the peer.
+    Refused(Refusal),
+    /// Connections follow a SWITCH of the peer, or get ready for that.
+    Follows(Switch),
+    /// Connections that followed it, of which nobody here knew that they would.
+    Switched {
+        /// The peer that asked.
+        peer: usize,
+        /// The bump; none: plain.
+        bump: Option<BumpId>,
+        /// The connections.
+        conns: &'a [L],
+    },
+    /// Connections that could not follow it are put back.
+    Undone(&'a [Pair]),
+    /// A choice is given up for a rule of the peer.
+    GivenUp {
+        /// The peer with the rule.
+        peer: usize,
+        /// Its ends.
+        pair: Pair,
+        /// The connection, if it is still there.
+        conn: Option<L>,
+    },
+    /// A choice gives way to what a rule requires.
+    Overruled,
+    /// A choice counts again that a rule stood against.
+    ChoiceLeft,
+    /// A rule moves a connection that goes elsewhere so far.
+    RuleMoves,
+    /// A connection is free of a rule that does not hold any more.
+    RuleFrees,
+    /// The peer is asked again for its part where a rule moved a connection.
+    RuleAgain,
+    /// Connections of a rule that does not hold any more stay on its bump, because plain does not carry them.
+    Kept {
+        /// The rule.
+        rule: &'a R,
+        /// Their number.
+        count: usize,
+        /// One reason.
+        why: knock::Refusal,
+    },
+    /// The peer's rules need other bumps here.
+    Wanted,
+    /// A peer whose session is new is told of choices.
+    ToldAgain,
+    /// Something is wrong with a peer, or by its doing.
+    Peer {
+        /// The peer.
+        peer: usize,
+        /// The fault.
+        why: &'a str,
+    },
+    /// Something is wrong here.
+    Fault(&'a str),
+}
+
+/// Connections whose marks could not be set, and why.
+pub type Failed<M> = BTreeMap<Pair, <M as Machine>::MarkFault>;
+
+/// Connections by their ends. For lookups alone: it has no order.
+pub type Found<M> = HashMap<Pair, <M as Machine>::Live>;
+
+/// News of a machine.
+pub type NewsOf<'a, M> = News<'a, <M as Machine>::Live, <M as Machine>::Rule>;
+
+/// A machine that the engine works on: a host's kernel, data path, state file, peers and clock.
+///
+/// Its functions give what the system did or knows; none decides what comes next.
+#[allow(
+    async_fn_in_trait,
+    reason = "an engine stays on the thread of its machine"
+)]
+pub trait Machine {
+    /// A live connection.
+    type Live: Live;
+    /// A rule of this host.
+    type Rule: Rule<Self::Live>;
+    /// Rules that hold, in the order in which they are tried.
+    type Rules<'a>: Iterator<Item = &'a Self::Rule> + Clone
+    where
+        Self: 'a;
+    /// All rules of this host.
+    type Book;
+    /// A fault of the system.
+    type Fault: fmt::Display;
+    /// A fault of the kernel with a mark; it may concern many.
+    type MarkFault: fmt::Display + Clone;
+    /// A reason, for users, why a connection cannot move.
+    type Why: fmt::Display;
+
+    /// Now.
+    fn now(&self) -> Time;
+    /// Number of peers.
+    fn peers(&self) -> usize;
+    /// The peer that a connection goes to.
+    fn peer_of(&self, pair: &Pair) -> Option<usize>;
+    /// This host and a peer, as versions name them.
+    fn hosts(&self, peer: usize) -> Hosts;
+    /// True if a bump ends at this host's data path not, but in plain or at a device of another program.
+    fn is_outside(&self, bump: Option<BumpId>) -> bool;
+    /// True if this host carries a bump.
+    fn carries(&self, bump: BumpId) -> bool;
+    /// True if connections are locked to their bumps.
+    fn locks(&self) -> bool;
+
+    /// Access to all that is known of connections.
+    fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R;
+    /// A connection beside the rules that hold.
+    fn ruling<R>(
+        &self,
+        live: &Self::Live,
+        ask: impl for<'a> FnOnce(Ruling<'a, Self::Rules<'a>, Self::Live>) -> R,
+    ) -> R;
+    /// Puts these rules in the place of all there are, which it returns.
+    fn replace_rules(&self, rules: Self::Book) -> Self::Book;
+    /// Bumps that the rules in force need at a peer, bit n for number n.
+    fn rules_want(&self, peer: usize) -> u16;
+    /// The same of these rules, once they are in force.
+    fn book_wants(&self, rules: &Self::Book, peer: usize) -> u16;
+    /// Access to what a peer's rules need here.
+    fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R;
+    /// The WANT that says this to a peer.
+    fn want(&self, bumps: u16) -> Body;
+    /// The bump of a connection by its mark, as it was when the connection was found.
+    fn marked(&self, live: &Self::Live) -> Option<BumpId>;
+
+    /// Writes what is to outlive the daemon.
+    ///
+    /// # Errors
+    /// It cannot be written; the machine tries again by itself.
+    fn save(&self) -> Result<(), Self::Fault>;
+    /// Has all bumps that are in use installed.
+    ///
+    /// # Errors
+    /// The kernel does not take them.
+    async fn install(&self) -> Result<(), Self::Fault>;
+    /// Brings the kernel to what rules want.
+    ///
+    /// # Errors
+    /// It does not take it.
+    async fn steer(&self) -> Result<(), Self::Fault>;
+
+    /// All live connections.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    async fn lives(&self) -> Result<Vec<Self::Live>, Self::Fault>;
+    /// Those of these connections that there are, without their marks.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn find(&self, pairs: &[Pair]) -> Result<Found<Self>, Self::Fault>
+    where
+        Self: Sized;
+    /// As [`find`](Self::find), with what the kernel's entries say of them.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn look_up(&self, pairs: &[Pair]) -> Result<(Found<Self>, Tracked), Self::Fault>
+    where
+        Self: Sized;
+    /// What `pick` takes of all connections that are on a bump by their marks.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn bumped<T>(
+        &self,
+        pick: impl Fn(&Self::Live, &Tracked) -> Option<T>,
+    ) -> Result<Vec<T>, Self::Fault>;
+    /// Those of these connections whose kernels here send by a bump now.
+    async fn sending(&self, pairs: &[Pair]) -> BTreeSet<Pair>;
+
+    /// Why connections cannot go where a user wants them, as far as this host knows, or finds out before it asks the peer
+    /// for its part; plain has to be seen to carry what goes there.
+    ///
+    /// # Errors
+    /// The system does not say.
+    async fn refused(
+        &self,
+        lives: &[Self::Live],
+        goal: Goal,
+    ) -> Result<BTreeMap<Pair, Self::Why>, Self::Fault>;
+    /// Those of these connections that rules can move to a bump.
+    async fn steerable(&self, lives: &[Self::Live], bump: Option<BumpId>) -> Vec<Self::Live>;
+    /// Those of these connections that plain does not carry, as far as anybody can say.
+    async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<Pair, knock::Refusal>;
+    /// Why none of these connections can follow a SWITCH to a bump.
+    async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[Pair]) -> Option<Refusal>;
+
+    /// Sets marks, once it is the caller's turn: what they are is decided then. One that another program has set
+    /// meanwhile stays.
+    async fn mark(&self, marks: impl FnOnce() -> Vec<Mark>) -> Failed<Self>
+    where
+        Self: Sized;
+    /// Has marks say what is chosen by then, where nothing is pending.
+    async fn mark_choices(&self, pairs: &[Pair]) -> Failed<Self>
+    where
+        Self: Sized;
+    /// Takes the locks off that the record has released.
+    async fn unlock(&self, pairs: &[Pair]);
+    /// Waits until nothing that connections sent by bumps can be overtaken. Their kernels send nothing new until they
+    /// are marked, or [go on](Self::end_drains).
+    async fn silence(&self, lives: &[Self::Live]);
+    /// Has a connection go on that was to fall silent.
+    fn end_drains(&self, pair: &Pair);
+    /// Has this host's kernel tell the peer's where a connection stands that has just come to a bump.
+    fn solicit(&self, pair: &Pair, bump: Option<BumpId>);
+    /// Tells paths what connections sent in plain that come from there.
+    fn expect_rates(&self, lives: &[Self::Live]);
+
+    /// Asks a peer, and waits for the answer.
+    ///
+    /// # Errors
+    /// There is none.
+    async fn ask(&self, peer: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered>;
+    /// Waits for so long.
+    async fn sleep(&self, time: Duration);
+    /// Has a task of the machine look.
+    fn wake(&self, task: Task);
+    /// Tells whom it concerns.
+    fn tell(&self, news: NewsOf<'_, Self>)
+    where
+        Self: Sized;
+}
+
+/// Changes what is known of one connection.
+fn update<M: Machine, R>(
+    m: &M,
+    pair: &Pair,
+    change: impl FnOnce(&mut crate::table::Conn) -> R,
+) -> R {
+    m.conns(|conns| conns.update(pair, change))
+}
+
+/// Tells of marks that could not be set.
+fn warn_of<M: Machine>(m: &M, failed: &Failed<M>) {
+    for fault in failed.values() {
+        m.tell(News::Fault(&fault.to_string()));
+    }
+}
+
+/// Tells of a fault for which nothing else is to be done.
+fn or_warn<M: Machine, T>(m: &M, result: Result<T, M::Fault>) -> Option<T> {
+    if let Err(fault) = &result {
+        m.tell(News::Fault(&format!("{fault:#}")));
+    }
+    result.ok()
+}
+
+/// The bump that a connection stands on, by whatever reason.
+pub fn stands_on<M: Machine>(m: &M, live: &M::Live) -> Option<BumpId> {
+    let marked = m.marked(live);
+    m.ruling(live, |ruling| ruling.stands_on(marked))
+}

@@ -1,0 +1,235 @@
+//! Questions to a peer about many connections at once, and moves that it has a part in.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+
+use super::{Failed, Live as _, Machine, Mark, News, Task, or_warn, switches, warn_of};
+use crate::asking::{Conclusion, Negotiation, Step};
+use crate::conns::{Meant, Pair, Version};
+use crate::messages::{Answer, Body, MAX_ENTRIES, Named, Switch, Unanswered};
+use crate::naming::{Next, Query};
+
+/// Connections that move at once: between the first word about one and the last its two ends are apart, so it is not to
+/// wait for many others. As many messages as a peer takes at once, and not more than chains whose start it can hold
+/// back.
+pub const ROUND: usize = 12 * MAX_ENTRIES;
+
+/// A connection that moves, and what its peer is asked for that.
+pub type Move<M> = (<M as Machine>::Live, Negotiation);
+
+/// Carries up to [`ROUND`] moves with a peer out, all to one bump, as it agrees. Returns what the kernel did not take of
+/// choices, and why.
+pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) -> Failed<M> {
+    let mut failed = Failed::<M>::new();
+    while let Some(step) = moves.iter().map(|(_, asked)| asked.next()).min() {
+        let turn = |(_, asked): &&mut Move<M>| asked.next() == step;
+        let mut turn: Vec<&mut Move<M>> = moves.iter_mut().filter(turn).collect();
+        let pairs: Vec<Pair> = turn.iter().map(|(live, _)| live.pair()).collect();
+        let switch = turn[0].1.switch(false);
+        match step {
+            Step::Unlock => switches::unlock_leaving(m, &pairs, switch.bump).await,
+            Step::Look => {
+                let sending = match m.is_outside(switch.bump) {
+                    true => m.sending(&pairs).await,
+                    false => BTreeSet::new(),
+                };
+                for (live, asked) in &mut turn {
+                    asked.handle_look(sending.contains(&live.pair()));
+                }
+            }
+            Step::Save => save_versions(m, &mut turn),
+            Step::Ask { ready } => {
+                let switch = Switch { ready, ..switch };
+                ask_for_part(m, peer, &mut turn, switch).await;
+            }
+            Step::Drain => {
+                let lives: Vec<M::Live> = turn.iter().map(|(live, _)| *live).collect();
+                m.silence(&lives).await;
+            }
+            Step::Leave => leave(m, &mut turn, switch).await,
+            Step::Conclude => {
+                let concluded: Vec<Conclusion> = m.conns(|conns| {
+                    let turn = turn.iter_mut();
+                    turn.map(|(_, asked)| asked.conclude(conns, m.now()))
+                        .collect()
+                });
+                { concluded.into_iter() }.for_each(|it| m.tell(News::Concluded(it)));
+                m.wake(Task::Tell);
+            }
+            Step::PutBack(bump) => {
+                switches::put_back(m, pairs.into_iter().map(|pair| (pair, bump))).await;
+            }
+            Step::Mark => {
+                failed.extend(m.mark_choices(&pairs).await);
+                m.conns(|conns| {
+                    for (_, asked) in &mut turn {
+                        asked.handle_marked(conns, m.now());
+                    }
+                });
+                m.wake(Task::Tell);
+            }
+            Step::GiveIn(own) => {
+                for (live, asked) in &turn {
+                    match asked.stood() {
+                        Some(version) => {
+                            switches::give_in(m, peer, live.pair(), version, own).await;
+                        }
+                        None => switches::follow_peer(m, peer, live.pair(), own).await,
+                    }
+                }
+            }
+            Step::Move => warn_of(m, &switches::mark_moved(m, &pairs, switch.bump).await),
+            Step::Done => break,
+        }
+        // Of what else was done there is nothing to say.
+        let same = turn.into_iter().filter(|(_, asked)| asked.next() == step);
+        same.for_each(|(_, asked)| asked.handle_done());
+    }
+    failed
+}
+
+fn save_versions<M: Machine>(m: &M, moves: &mut [&mut Move<M>]) {
+    let saved = m.save();
+    m.conns(|conns| {
+        for (_, asked) in moves {
+            asked.handle_saved(conns, saved.is_ok());
+        }
+    });
+    or_warn(m, saved);
+}
+
+async fn ask_for_part<M: Machine>(m: &M, peer: usize, moves: &mut [&mut Move<M>], switch: Switch) {
+    let conns: Vec<(Meant, Version)> = { moves.iter() }
+        .map(|(_, asked)| (asked.conn(), asked.version()))
+        .collect();
+    let answers = ask_switch(m, peer, &conns, switch).await;
+    let mut implausible = Vec::new();
+    let mut again = false;
+    m.conns(|conns| {
+        for ((_, asked), answer) in moves.iter_mut().zip(answers) {
+            implausible.extend(asked.handle_answer(conns, answer).err());
+            again |= asked.next() == Step::Save && asked.conclusion().is_none();
+        }
+    });
+    { implausible.into_iter() }.for_each(|why| m.tell(News::Implausible(why)));
+    if again {
+        m.tell(News::AskedAgain);
+    }
+}
+
+/// Has connections that fell silent leave their bump, but those of which the peer chose otherwise meanwhile.
+async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
+    let Switch { bump, explicit, .. } = switch;
+    let conns: Vec<Meant> = moves.iter().map(|(live, _)| live.meant()).collect();
+    let still = still_there(m, &conns).await;
+    let leaving = || {
+        let (mut leaving, mut staying) = (Vec::new(), Vec::new());
+        m.conns(|conns| {
+            for (live, asked) in moves {
+                let pair = live.pair();
+                if asked.handle_silent(conns, still.contains(&pair)) {
+                    leaving.push(Mark {
+                        pair,
+                        bump,
+                        explicit,
+                    });
+                } else if still.contains(&pair) {
+                    staying.push(pair);
+                }
+            }
+            if bump.is_none() && !explicit {
+                let pairs = leaving.iter().map(|mark| &mark.pair);
+                conns.update_each(pairs, |conn| conn.move_to_left(m.now()));
+            }
+        });
+        staying.iter().for_each(|pair| m.end_drains(pair));
+        leaving.iter().for_each(|_| m.tell(News::LeftFirst));
+        leaving
+    };
+    warn_of(m, &m.mark(leaving).await);
+}
+
+/// Those of these connections that are not over.
+async fn still_there<M: Machine>(m: &M, conns: &[Meant]) -> BTreeSet<Pair> {
+    let pairs: Vec<Pair> = conns.iter().map(|conn| conn.pair).collect();
+    let Some(lives) = or_warn(m, m.find(&pairs).await) else {
+        return BTreeSet::new();
+    };
+    let is_there = |conn: &&Meant| {
+        let live = lives.get(&conn.pair);
+        live.is_some_and(|live| live.meant().socket == conn.socket)
+    };
+    let there = conns.iter().filter(is_there);
+    there.map(|conn| conn.pair).collect()
+}
+
+/// Asks with SWITCHes, of up to [`ROUND`] connections; returns the answer for each.
+pub(super) async fn ask_switch<M: Machine>(
+    m: &M,
+    peer: usize,
+    conns: &[(Meant, Version)],
+    switch: Switch,
+) -> Vec<Answer> {
+    let meant: Vec<Meant> = conns.iter().map(|(conn, _)| *conn).collect();
+    let body = |named: &[(usize, Named)]| Body::Switch {
+        switch,
+        conns: { named.iter() }
+            .map(|(index, named)| (*named, conns[*index].1))
+            .collect(),
+    };
+    ask_about(m, peer, &meant, body).await
+}
+
+/// Asks about up to [`ROUND`] connections, by the names that the peer gives its sockets. `body` has the question from
+/// the names, with the index of each.
+pub async fn ask_about<M: Machine>(
+    m: &M,
+    peer: usize,
+    conns: &[Meant],
+    body: impl Fn(&[(usize, Named)]) -> Body,
+) -> Vec<Answer> {
+    let ask_some = async |indices: &[usize]| -> Vec<Answer> {
+        let named: Vec<(usize, Named)> = m.conns(|known| {
+            let named = indices.iter();
+            named
+                .map(|index| (*index, known.named(&conns[*index])))
+                .collect()
+        });
+        match m.ask(peer, body(&named)).await {
+            // An answer that is too short is no answer for the rest.
+            Ok(outcomes) => { outcomes.into_iter().map(Ok) }
+                .chain(std::iter::repeat(Err(Unanswered::Silent)))
+                .take(indices.len())
+                .collect(),
+            Err(error) => vec![Err(error); indices.len()],
+        }
+    };
+    let mut queries: Vec<Query> = conns.iter().copied().map(Query::new).collect();
+    loop {
+        let wants = |next| {
+            let wants = queries.iter().enumerate();
+            let wants = wants.filter(move |(_, query)| query.next() == next);
+            wants.map(|(index, _)| index).collect::<Vec<usize>>()
+        };
+        let (asking, looking) = (wants(Next::Ask), wants(Next::Look));
+        if !asking.is_empty() {
+            let asked = asking.chunks(MAX_ENTRIES).map(&ask_some);
+            let answers = join_all(asked).await.concat();
+            for (index, answer) in asking.into_iter().zip(answers) {
+                queries[index].handle_answer(answer);
+            }
+        } else if !looking.is_empty() {
+            let meant: Vec<Meant> = looking.iter().map(|index| conns[*index]).collect();
+            let still = still_there(m, &meant).await;
+            m.conns(|known| {
+                for index in looking {
+                    let is_there = still.contains(&conns[index].pair);
+                    queries[index].handle_look(known, is_there);
+                }
+            });
+        } else {
+            return queries.iter().filter_map(Query::answer).collect();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Connections that are on a bump at both ends, by both ends' word: those are locked.
+
+use std::collections::BTreeMap;
+
+use dibs_settings::BumpId;
+
+use super::asks::{self, ROUND};
+use super::{Live as _, Machine, News, Task, update};
+use crate::conns::{Meant, Pair};
+use crate::locks::{self, Here};
+use crate::messages::{Answer, Body, Named, Outcome};
+use crate::tracked::Tracked;
+
+/// Connections of a peer that it is to be asked about, by the bump that they are on here.
+pub type Unconfirmed = BTreeMap<BumpId, Vec<Meant>>;
+
+/// Finds out which peers are to be asked about which connections by now.
+///
+/// # Errors
+/// The kernel does not say.
+pub async fn unconfirmed<M: Machine>(m: &M) -> Result<BTreeMap<usize, Unconfirmed>, M::Fault> {
+    let mut asking: BTreeMap<usize, Unconfirmed> = BTreeMap::new();
+    if !m.locks() {
+        return Ok(asking);
+    }
+    let wants_asking = |live: &M::Live, tracked: &Tracked| {
+        let bump = stays_on(m, live, tracked)?;
+        let lock = m.conns(|conns| conns.get(&live.pair()).lock);
+        let wants = lock.wants_asking(bump, m.now());
+        wants.then(|| (live.peer(), bump, live.meant()))
+    };
+    for (peer, bump, conn) in m.bumped(wants_asking).await? {
+        let of_peer = asking.entry(peer).or_default();
+        of_peer.entry(bump).or_default().push(conn);
+    }
+    Ok(asking)
+}
+
+/// Asks one peer, until it does not answer, and notes which connections are on their bumps there, too.
+///
+/// # Errors
+/// The kernel does not say where they are by then.
+pub async fn ask<M: Machine>(m: &M, peer: usize, asked: &Unconfirmed) -> Result<(), M::Fault> {
+    for (bump, conns) in asked {
+        for conns in conns.chunks(ROUND) {
+            let body = |named: &[(usize, Named)]| Body::Confirm {
+                bump: *bump,
+                conns: named.iter().map(|(_, named)| *named).collect(),
+            };
+            let answers = asks::ask_about(m, peer, conns, body).await;
+            let answers_none = answers.iter().any(Result::is_err);
+            note_answers(m, *bump, conns, &answers).await?;
+            if answers_none {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Notes what a peer answered that was asked whether it has connections on `bump`.
+async fn note_answers<M: Machine>(
+    m: &M,
+    bump: BumpId,
+    conns: &[Meant],
+    answers: &[Answer],
+) -> Result<(), M::Fault> {
+    let answers = conns.iter().zip(answers);
+    let is_confirmed = |(_, answer): &(_, &Answer)| matches!(answer, Ok((Outcome::Done, _)));
+    // It may have left while the peer was asked.
+    let confirmed = answers.clone().filter(is_confirmed);
+    let confirmed: Vec<Pair> = confirmed.map(|(conn, _)| conn.pair).collect();
+    let (lives, tracked) = match confirmed.is_empty() {
+        true => Default::default(),
+        false => m.look_up(&confirmed).await?,
+    };
+    for (Meant { pair, socket }, answer) in answers {
+        let live = lives
+            .get(pair)
+            .filter(|live| live.meant().socket == *socket);
+        let stays_on = live.and_then(|live| stays_on(m, live, &tracked));
+        let now = m.now();
+        update(m, pair, |conn| {
+            conn.lock.handle_answer(bump, *answer, stays_on, now)
+        });
+    }
+    m.wake(Task::Lock);
+    Ok(())
+}
+
+/// Answers a peer whether connections are on a bump here; those that are, the peer just said, are so at both ends.
+pub async fn answer<M: Machine>(
+    m: &M,
+    peer: usize,
+    bump: BumpId,
+    conns: &[Named],
+) -> Vec<(Outcome, u64)> {
+    let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
+    let (lives, tracked) = match m.look_up(&pairs).await {
+        Ok(found) => found,
+        Err(fault) => {
+            let why = &format!("{fault:#}");
+            m.tell(News::Peer { peer, why });
+            return vec![(Outcome::Failed, 0); pairs.len()];
+        }
+    };
+    let answer = |(pair, named): (&Pair, &Named)| {
+        let live = lives.get(pair).filter(|live| live.peer() == peer);
+        let here = live.map(|live| Here {
+            socket: live.meant().socket,
+            stays_on: stays_on(m, live, &tracked),
+        });
+        let answer = locks::answer(bump, named, here);
+        if answer.0 == Outcome::Done && m.locks() {
+            let now = m.now();
+            update(m, pair, |conn| conn.lock.confirm(bump, now));
+            m.wake(Task::Lock);
+        }
+        answer
+    };
+    pairs.iter().zip(conns).map(answer).collect()
+}
+
+/// The bump that a connection is on, unless it is about to leave it or not there yet.
+fn stays_on<M: Machine>(m: &M, live: &M::Live, tracked: &Tracked) -> Option<BumpId> {
+    let on = tracked.bump(&live.pair());
+    let on = on.filter(|_| !live.is_over() && !live.is_bound());
+    m.ruling(live, |ruling| ruling.stays_on(on))
+}

@@ -1,0 +1,307 @@
+//! Rules that come, change and go, and the connections that follow them.
+
+use std::collections::BTreeMap;
+
+use dibs_settings::BumpId;
+
+use super::asks::{self, Move, ROUND};
+use super::{
+    Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, update, wants, warn_of,
+};
+use crate::asking::Negotiation;
+use crate::conns::Pair;
+use crate::knock::Refusal;
+use crate::marks::Hand;
+use crate::messages::{Answer, Unanswered};
+use crate::rules::Fit;
+
+/// Connections that stay on their bumps only because plain does not carry them, and why.
+pub type Kept = BTreeMap<Pair, Refusal>;
+
+/// Rules that do not hold any more.
+#[derive(Debug)]
+pub struct Gone<'a, R> {
+    /// Rules that held.
+    pub rules: &'a [R],
+    /// Their connections go to plain whether that carries them or not.
+    pub force: bool,
+}
+
+impl<R> Clone for Gone<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Gone<'_, R> {}
+
+impl<'a, R> From<&'a [R]> for Gone<'a, R> {
+    /// Connections that plain does not carry stay.
+    fn from(rules: &'a [R]) -> Self {
+        let force = false;
+        Self { rules, force }
+    }
+}
+
+/// Has these rules take the place of all there are. Connections follow them; those of rules that are `gone` and that
+/// nothing else keeps go back to plain. Returns how many do that, and those that stay.
+///
+/// # Errors
+/// The kernel does not take them, or they cannot be saved: what was there before stands again.
+pub async fn replace<M: Machine>(
+    m: &M,
+    rules: M::Book,
+    gone: Gone<'_, M::Rule>,
+    lives: &[M::Live],
+) -> Result<(usize, Kept), M::Fault> {
+    let wanted = wants::wanted(m);
+    // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before. Until they
+    // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
+    let more = (0..m.peers()).map(|peer| m.book_wants(&rules, peer));
+    wants::send_all_beside(m, &more.collect::<Vec<_>>()).await;
+    let before = m.replace_rules(rules);
+    let carried_out = async {
+        m.save()?;
+        m.steer().await
+    };
+    if let Err(fault) = carried_out.await {
+        m.replace_rules(before);
+        // Or the next start would find them in the file.
+        or_warn(m, m.save());
+        // Some of it may be in the kernel.
+        or_warn(m, m.steer().await);
+        wants::send_all(m).await;
+        return Err(fault);
+    }
+    let followed = follow_changed(m, gone, lives).await;
+    if wants::wanted(m) != wanted {
+        wants::send_all(m).await;
+    }
+    m.wake(Task::Rules);
+    Ok(followed)
+}
+
+/// Has connections follow the rules as they are by now; of those that are `gone`, back to plain. Returns how many do
+/// that, and those that stay.
+pub async fn follow_changed<M: Machine>(
+    m: &M,
+    gone: Gone<'_, M::Rule>,
+    lives: &[M::Live],
+) -> (usize, Kept) {
+    enforce(m, lives).await;
+    let (mut freed, mut kept) = (0, Kept::new());
+    for rule in gone.rules {
+        let (of_rule, stay) = let_go(m, rule, lives, gone.force).await;
+        freed += of_rule;
+        kept.extend(stay);
+    }
+    follow_ruled(m, lives).await;
+    (freed, kept)
+}
+
+/// Chooses what rules require where a choice stands against that: the peer would not follow the rule against the choice.
+async fn enforce<M: Machine>(m: &M, lives: &[M::Live]) {
+    let overruled = |live: &M::Live| m.ruling(live, |ruling| ruling.overruled_by());
+    for (bump, lives) in by_bump::<M>(lives, overruled) {
+        lives.iter().for_each(|_| m.tell(News::Overruled));
+        match choices::choose(m, &lives, Some(bump).into(), |_, _| ()).await {
+            // What the peer refuses is blocked by the rule.
+            Ok(moved) => {
+                for why in moved.iter().filter_map(|(_, outcome)| outcome.fault()) {
+                    m.tell(News::Fault(&format!("a required connection waits: {why}")));
+                }
+            }
+            Err(fault) => m.tell(News::Fault(&format!("{fault:#}"))),
+        }
+    }
+}
+
+/// Has connections that rules decide over go where the first rule that matches has them.
+pub async fn follow_ruled<M: Machine>(m: &M, lives: &[M::Live]) {
+    let moves_to = |live: &M::Live| m.ruling(live, |ruling| ruling.moves_to());
+    for (bump, lives) in by_bump::<M>(lives, moves_to) {
+        let elsewhere = lives.iter().filter(|live| m.marked(live) != Some(bump));
+        elsewhere.for_each(|_| m.tell(News::RuleMoves));
+        follow(m, &lives, Some(bump).into()).await;
+    }
+}
+
+/// Carries out what rules here say of all connections with a peer whose session is new.
+///
+/// # Errors
+/// The kernel does not say which connections there are.
+pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fault> {
+    let mut lives = m.lives().await?;
+    lives.retain(|live| live.peer() == peer);
+    enforce(m, &lives).await;
+    follow_ruled(m, &lives).await;
+    let by_others = |live: &M::Live| {
+        let handed = m.conns(|conns| conns.get(&live.pair()).handed())?;
+        (handed.by == Hand::Other).then_some(handed.bump)
+    };
+    for (bump, lives) in by_bump::<M>(&lives, by_others) {
+        follow(m, &lives, Some(bump).into()).await;
+    }
+    Ok(())
+}
+
+/// Those of these connections that go on, by the bump that each is meant to be on, if any.
+fn by_bump<M: Machine>(
+    lives: &[M::Live],
+    bump: impl Fn(&M::Live) -> Option<BumpId>,
+) -> BTreeMap<BumpId, Vec<M::Live>> {
+    let mut meant: BTreeMap<BumpId, Vec<M::Live>> = BTreeMap::new();
+    for live in lives.iter().filter(|live| !live.is_over()) {
+        if let Some(bump) = bump(live) {
+            meant.entry(bump).or_default().push(*live);
+        }
+    }
+    meant
+}
+
+/// Has connections go where they are to be without a rule that does not hold any more: where they were chosen to be, or,
+/// if nothing keeps them, back to plain. Returns how many do that, and those that stay.
+async fn let_go<M: Machine>(
+    m: &M,
+    rule: &M::Rule,
+    lives: &[M::Live],
+    force: bool,
+) -> (usize, Kept) {
+    let is_left = |live: &&M::Live| {
+        !live.is_over() && m.ruling(live, |ruling| ruling.is_left_to_choice(rule))
+    };
+    let chosen: Vec<Pair> = lives
+        .iter()
+        .filter(is_left)
+        .map(|live| live.pair())
+        .collect();
+    chosen.iter().for_each(|_| m.tell(News::ChoiceLeft));
+    warn_of(m, &m.mark_choices(&chosen).await);
+    let freed = freed(m, rule, lives);
+    let bump = None;
+    let kept = follow(m, &freed, Goal { bump, force }).await;
+    if let Some(why) = kept.values().next() {
+        let (count, why) = (kept.len(), *why);
+        m.tell(News::Kept { rule, count, why });
+    }
+    (freed.len() - kept.len(), kept)
+}
+
+/// The connections that nothing keeps on the bump of a rule that does not hold any more.
+fn freed<M: Machine>(m: &M, rule: &M::Rule, lives: &[M::Live]) -> Vec<M::Live> {
+    let mut freed = Vec::new();
+    for live in lives.iter().filter(|live| !live.is_over()) {
+        let Some(fit) = m.ruling(live, |ruling| ruling.freed_of(rule)) else {
+            continue;
+        };
+        if fit == Fit::May {
+            // Where another rule of the kernel's wants it, the next packet puts it back.
+            update(m, &live.pair(), |conn| conn.hand_over(None));
+        }
+        if m.marked(live).is_some() {
+            m.tell(News::RuleFrees);
+        }
+        freed.push(*live);
+    }
+    freed
+}
+
+/// Has connections that rules moved follow them again, whose peers could not do their part by now. In a turn in which
+/// nobody changes rules.
+///
+/// # Errors
+/// The kernel does not say which connections there are: they follow later.
+pub async fn follow_again<M: Machine>(
+    m: &M,
+    moved: Vec<(Pair, Option<BumpId>)>,
+) -> Result<(), M::Fault> {
+    let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
+    let mut meant: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
+    let lives = m.lives().await;
+    if lives.is_err() {
+        let answer = Err(Unanswered::NotAsked);
+        for (pair, bump) in &moved {
+            let now = m.now();
+            update(m, pair, |conn| {
+                conn.telling.handle_moved(*bump, answer, now)
+            });
+        }
+    }
+    for live in lives? {
+        let went = moved.get(&live.pair()).filter(|_| !live.is_over());
+        let goes = |went: &Option<BumpId>| m.ruling(&live, |ruling| ruling.goes_again(*went));
+        if let Some(bump) = went.and_then(goes) {
+            m.tell(News::RuleAgain);
+            meant.entry(bump).or_default().push(live);
+        }
+    }
+    for (bump, lives) in meant {
+        follow(m, &lives, bump.into()).await;
+    }
+    Ok(())
+}
+
+/// Moves connections here and at their peers because rules changed, not by choice. Returns those that stay on their
+/// bumps, because plain does not carry them.
+pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
+    let bump = goal.bump;
+    let mut lives: Vec<M::Live> = m.steerable(lives, bump).await;
+    let moving: Vec<Pair> = lives.iter().map(|live| live.pair()).collect();
+    let set_moving = |moving: &[Pair], is_moving: bool| {
+        m.conns(|conns| conns.update_each(moving, |conn| conn.moving = is_moving));
+    };
+    set_moving(&moving, true);
+    let kept = match bump.is_none() && !goal.force {
+        true => keep_uncarried(m, &lives).await,
+        false => Kept::new(),
+    };
+    lives.retain(|live| !kept.contains_key(&live.pair()));
+    let mut by_peer: BTreeMap<usize, Vec<M::Live>> = BTreeMap::new();
+    for live in lives {
+        by_peer.entry(live.peer()).or_default().push(live);
+    }
+    for (peer, lives) in by_peer {
+        let mut answers = true;
+        for lives in lives.chunks(ROUND) {
+            answers = follow_some(m, peer, lives, bump, answers).await;
+        }
+    }
+    set_moving(&moving, false);
+    m.wake(Task::Confirm);
+    kept
+}
+
+/// Has those of these connections stay on their bumps that plain does not carry, as far as anybody can say.
+async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
+    let refusals = m.uncarried(lives).await;
+    for live in lives {
+        let pair = live.pair();
+        if let Some((why, bump)) = refusals.get(&pair).zip(stands_on(m, live)) {
+            let now = m.now();
+            update(m, &pair, |conn| conn.keep_on(bump, why.answer(), now));
+        }
+    }
+    m.wake(Task::Tell);
+    refusals
+}
+
+/// Moves up to [`ROUND`] connections of [`follow`]. `ask`: the peer is asked for its part. Returns whether it answers.
+async fn follow_some<M: Machine>(
+    m: &M,
+    peer: usize,
+    lives: &[M::Live],
+    bump: Option<BumpId>,
+    ask: bool,
+) -> bool {
+    let by_rule = |live: &M::Live| {
+        let mut asked = Negotiation::by_rule(live.meant(), bump, m.hosts(peer).own);
+        if !ask {
+            asked.handle_unasked();
+        }
+        (*live, asked)
+    };
+    let mut moves: Vec<Move<M>> = lives.iter().map(by_rule).collect();
+    asks::carry_out(m, peer, &mut moves).await;
+    let mut answers = moves.iter().map(|(_, asked)| asked.answer());
+    answers.any(|answer: Answer| answer.is_ok())
+}

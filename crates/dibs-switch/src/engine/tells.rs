@@ -1,0 +1,95 @@
+//! Choices that peers are told, of many connections at once, and told again: which and when is said by
+//! [`Telling`](crate::telling::Telling).
+
+use std::collections::BTreeMap;
+
+use super::asks::{ROUND, ask_switch};
+use super::{Machine, News, Task, or_warn, switches, update};
+use crate::conns::{Choice, Meant, Pair};
+use crate::messages::{Switch, Unanswered};
+use crate::telling::TELL_AGAIN;
+
+/// Choices that a peer is to be told.
+pub type Due = Vec<(Pair, Choice)>;
+
+/// Takes what peers, or only this one, are to be told by now.
+pub fn take_due<M: Machine>(m: &M, only: Option<usize>) -> BTreeMap<usize, Due> {
+    let meant = |pair: &Pair| only.is_none() || m.peer_of(pair) == only;
+    let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
+    for (pair, choice) in m.conns(|conns| conns.take_tellings(m.now(), meant)) {
+        if let Some(peer) = m.peer_of(&pair) {
+            by_peer.entry(peer).or_default().push((pair, choice));
+        }
+    }
+    by_peer
+}
+
+/// Tells a peer of choices.
+///
+/// # Errors
+/// It does not answer: it is told again.
+pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<(), Unanswered> {
+    let mut chosen = BTreeMap::<_, Vec<_>>::new();
+    for (pair, choice) in due {
+        let socket = choice.socket;
+        let group = chosen.entry((choice.bump, choice.version.host));
+        let conns = group.or_default();
+        conns.push((Meant { pair, socket }, choice.version));
+    }
+    let mut told = Ok(());
+    for ((bump, _), conns) in chosen {
+        let switch = Switch {
+            bump,
+            explicit: true,
+            ready: false,
+        };
+        for conns in conns.chunks(ROUND) {
+            let answers = match told {
+                Ok(()) => ask_switch(m, peer, conns, switch).await,
+                // It is not asked for the others.
+                Err(error) => vec![Err(error); conns.len()],
+            };
+            for ((conn, version), answer) in conns.iter().zip(answers) {
+                told = told.and(answer.map(drop));
+                let now = m.now();
+                let handle = |known: &mut crate::table::Conn| {
+                    known.telling.handle_answer(*version, answer, now)
+                };
+                if let Some(own) = update(m, &conn.pair, handle) {
+                    switches::give_in(m, peer, conn.pair, *version, own).await;
+                }
+            }
+            m.wake(Task::Tell);
+        }
+    }
+    told
+}
+
+/// Tells a peer, whose session is new, which bumps rules here use, and what was chosen for connections with it.
+///
+/// # Errors
+/// It does not answer.
+async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
+    super::wants::send(m, peer, 0).await?;
+    let of_peer = |pair: &Pair| m.peer_of(pair) == Some(peer);
+    m.conns(|conns| conns.tell_all(m.now(), of_peer));
+    m.wake(Task::Tell);
+    let due = take_due(m, Some(peer)).remove(&peer).unwrap_or_default();
+    if !due.is_empty() {
+        m.tell(News::ToldAgain);
+    }
+    tell_choices(m, peer, due).await
+}
+
+/// Tells a peer, whose session is new, all that concerns it, until it has answered; then carries out what rules here say
+/// of the connections with it.
+pub async fn resync<M: Machine>(m: &M, peer: usize) {
+    while let Err(error) = tell_all(m, peer).await {
+        // It is told with the next session.
+        if !matches!(error, Unanswered::Silent | Unanswered::Full) {
+            return;
+        }
+        m.sleep(TELL_AGAIN).await;
+    }
+    or_warn(m, super::rules::follow_at_peer(m, peer).await);
+}

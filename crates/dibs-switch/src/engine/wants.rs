@@ -1,0 +1,82 @@
+//! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
+
+use futures_util::future::join_all;
+
+use super::{Machine, News};
+use crate::conns::Pair;
+use crate::messages::{Outcome, Unanswered};
+
+/// The bumps that rules here put connections of a peer into, and those that some stay on because plain does not carry
+/// them; bit n for number n.
+pub fn wanted_of<M: Machine>(m: &M, peer: usize) -> u16 {
+    let kept = m.conns(|conns| {
+        let of_peer = |(pair, _): &(&Pair, _)| m.peer_of(pair) == Some(peer);
+        let kept = conns.kept().filter(of_peer);
+        kept.fold(0, |bumps, (_, bump)| bumps | 1 << bump.get())
+    });
+    m.rules_want(peer) | kept
+}
+
+/// The same for all peers, by index.
+pub fn wanted<M: Machine>(m: &M) -> Vec<u16> {
+    (0..m.peers()).map(|peer| wanted_of(m, peer)).collect()
+}
+
+/// Has a peer's daemon make ready what rules here need there, and `more`; waits until it has.
+///
+/// # Errors
+/// It does not answer.
+pub async fn send<M: Machine>(m: &M, peer: usize, more: u16) -> Result<(), Unanswered> {
+    let want = m.want(wanted_of(m, peer) | more);
+    m.ask(peer, want).await.map(drop)
+}
+
+/// As [`send`], to all peers with a session at once.
+pub async fn send_all<M: Machine>(m: &M) {
+    send_all_beside(m, &vec![0; m.peers()]).await;
+}
+
+/// The same, with bumps that each is to keep ready as well for now.
+pub(super) async fn send_all_beside<M: Machine>(m: &M, more: &[u16]) {
+    let peers = more.iter().enumerate();
+    let asked = peers.map(|(peer, more)| async move {
+        match send(m, peer, *more).await {
+            // It hears of it as soon as there is a session.
+            Ok(()) | Err(Unanswered::NoSession) => {}
+            Err(error) => {
+                let why = &error.to_string();
+                m.tell(News::Peer { peer, why });
+            }
+        }
+    });
+    join_all(asked).await;
+}
+
+/// Makes ready what a peer's rules need here; returns what it is answered.
+pub async fn answer<M: Machine>(m: &M, peer: usize, sequence: u64, bumps: u16) -> Outcome {
+    let is_carried =
+        |number: &u8| dibs_settings::BumpId::new(*number).is_some_and(|b| m.carries(b));
+    let carried = (1..16).filter(is_carried);
+    let carried = carried.fold(0, |bumps: u16, number| bumps | 1 << number);
+    let of_peer = |pair: &Pair| m.peer_of(pair) == Some(peer);
+    let known = m.wants(peer, |wants, conns| {
+        wants.handle_want(conns, sequence, bumps & carried, of_peer)
+    });
+    if let Some(outcome) = known {
+        return outcome;
+    }
+    m.tell(News::Wanted);
+    let ready = async {
+        m.save()?;
+        m.steer().await
+    };
+    match ready.await {
+        Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
+        Ok(()) => Outcome::Done,
+        Err(fault) => {
+            let why = &format!("cannot make ready for its rules: {fault:#}");
+            m.tell(News::Peer { peer, why });
+            Outcome::Failed
+        }
+    }
+}
