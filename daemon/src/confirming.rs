@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::conns::Meant;
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Answer, Body, Named, Outcome};
 use dibs_switch::tracked::Tracked;
+use dibs_wire::FlowKey;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
@@ -114,7 +115,7 @@ async fn note_answers(
     let confirmed = answers.clone();
     let confirmed = confirmed.filter(|(_, answer)| matches!(answer, Ok((Outcome::Done, _))));
     // It may have left while the peer was asked.
-    let confirmed: Vec<Pair> = confirmed.map(|(conn, _)| conn.pair).collect();
+    let confirmed: Vec<FlowKey> = confirmed.map(|(conn, _)| conn.pair).collect();
     let (lives, tracked) = match confirmed.is_empty() {
         true => Default::default(),
         false => locking::looked_up(daemon, &confirmed).await?,
@@ -138,7 +139,7 @@ pub(crate) async fn on_confirm(
     bump: BumpId,
     conns: Vec<Named>,
 ) -> Vec<(Outcome, u64)> {
-    let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
+    let pairs: Vec<FlowKey> = conns.iter().map(|named| named.pair.reversed()).collect();
     let (lives, tracked) = match locking::looked_up(daemon, &pairs).await {
         Ok(found) => found,
         Err(error) => {

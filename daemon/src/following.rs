@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use dibs_settings::BumpId;
 use dibs_switch::asking::Negotiation;
-use dibs_switch::conns::Pair;
 use dibs_switch::knock::Refusal;
 use dibs_switch::marks::Hand;
 use dibs_switch::messages::{Answer, Unanswered};
 use dibs_switch::rules::Fit;
 use dibs_switch::table::Conn;
+use dibs_wire::FlowKey;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
@@ -26,7 +26,7 @@ use crate::wakers::Task;
 use crate::{connections, knocking, marking, reconcile, switching, wants};
 
 /// Connections that nothing but plain not carrying them keeps on their bumps, and why.
-pub(crate) type Kept = HashMap<Pair, Refusal>;
+pub(crate) type Kept = HashMap<FlowKey, Refusal>;
 
 /// Rules that do not hold any more.
 #[derive(Clone, Copy, Debug)]
@@ -150,7 +150,7 @@ fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<BumpId>) -> BTreeMap<B
 /// Has connections go where they are to be without a rule that does not hold any more: where they were chosen to be,
 /// or, if nothing keeps them, back to plain. How many do that, and those that stay.
 async fn let_go(daemon: &Daemon, rule: &Rule, lives: &[Live], force: bool) -> (usize, Kept) {
-    let chosen: Vec<Pair> = {
+    let chosen: Vec<FlowKey> = {
         let state = daemon.state.borrow();
         let is_left = |live: &&Live| !live.over && state.ruling(live).is_left_to_choice(rule);
         lives.iter().filter(is_left).map(|live| live.pair).collect()
@@ -194,11 +194,11 @@ fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
 /// Has connections that rules moved follow them again, whose peers could not do their part.
 pub(crate) async fn follow_again(
     daemon: &Daemon,
-    moved: Vec<(Pair, Option<BumpId>)>,
+    moved: Vec<(FlowKey, Option<BumpId>)>,
 ) -> anyhow::Result<()> {
     // Nobody changes rules meanwhile.
     let _turn = daemon.users.own_turn().await;
-    let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
+    let moved: BTreeMap<FlowKey, Option<BumpId>> = moved.into_iter().collect();
     let mut meant: BTreeMap<Option<BumpId>, Vec<Live>> = BTreeMap::new();
     let lives = connections::all(daemon).await;
     if lives.is_err() {
@@ -228,7 +228,7 @@ pub(crate) async fn follow_again(
 pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], goal: Goal) -> Kept {
     let bump = goal.bump;
     let mut lives: Vec<Live> = steerable(daemon, lives, bump).await;
-    let moving: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
+    let moving: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
     daemon.update_each(&moving, |conn| conn.moving = true);
     let kept = match bump.is_none() && !goal.force {
         true => keep_uncarried(daemon, &lives).await,
@@ -309,7 +309,7 @@ async fn follow_some(
     let answers = moves
         .iter()
         .map(|(live, asked)| (live.pair, asked.answer()));
-    let answers: Vec<(Pair, Answer)> = answers.collect();
+    let answers: Vec<(FlowKey, Answer)> = answers.collect();
     tracing::debug!(?bump, ?answers, "rules move connections");
     answers.iter().any(|(_, answer)| answer.is_ok())
 }

@@ -63,7 +63,6 @@ pub mod steering;
 mod subflows;
 mod switching;
 mod tasks;
-pub mod terms;
 mod tracking;
 mod translated;
 mod turns;

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use dibs_policy::Place;
 use dibs_policy::conntrack::{Connection, Conntrack};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::conns::Choice;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;
+use dibs_wire::FlowKey;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::{flow_tuple, marks, tuple};
+use crate::steering::marks;
 use crate::{backstop, connections, gateway};
 
 /// Connections whose marks change together, at most.
@@ -23,7 +24,7 @@ const TOGETHER: usize = 256;
 /// What a connection's mark is to say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
-    pub(crate) pair: Pair,
+    pub(crate) pair: FlowKey,
     /// 0: none.
     pub(crate) bump: Option<BumpId>,
     /// By choice.
@@ -32,7 +33,7 @@ pub(crate) struct Mark {
 
 impl Mark {
     /// This bump, or nothing of ours, not by choice.
-    pub(crate) fn moved(pair: Pair, bump: Option<BumpId>) -> Self {
+    pub(crate) fn moved(pair: FlowKey, bump: Option<BumpId>) -> Self {
         let explicit = false;
         Self {
             pair,
@@ -42,7 +43,7 @@ impl Mark {
     }
 
     /// This bump, by choice.
-    pub(crate) fn chosen(pair: Pair, bump: Option<BumpId>) -> Self {
+    pub(crate) fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
         Self {
             explicit: true,
             ..Self::moved(pair, bump)
@@ -54,7 +55,7 @@ impl Mark {
 pub(crate) type MarkError = Arc<dibs_policy::Error>;
 
 /// Of which connections it did not.
-pub(crate) type Failed = HashMap<Pair, MarkError>;
+pub(crate) type Failed = HashMap<FlowKey, MarkError>;
 
 /// Whether it took all.
 pub(crate) fn all_of(failed: Failed) -> Result<(), MarkError> {
@@ -66,7 +67,7 @@ pub(crate) fn warn_of(failed: &Failed) {
     failed.values().for_each(|error| tracing::warn!("{error}"));
 }
 
-fn all_fail(pairs: impl Iterator<Item = Pair>, error: dibs_policy::Error) -> Failed {
+fn all_fail(pairs: impl Iterator<Item = FlowKey>, error: dibs_policy::Error) -> Failed {
     let error = Arc::new(error);
     pairs.map(|pair| (pair, Arc::clone(&error))).collect()
 }
@@ -85,7 +86,7 @@ pub(crate) fn seen(daemon: &Daemon, entry: &Connection) -> SeenMark {
 }
 
 /// Notes what a connection's mark says from now on.
-pub(crate) fn note_mark(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, chosen: bool) {
+pub(crate) fn note_mark(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, chosen: bool) {
     daemon.update(pair, |conn| conn.note_mark(bump, chosen, now()));
 }
 
@@ -103,13 +104,17 @@ pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs
 
 /// As [`mark`], not by choice. What leaves for plain is kept there by OVERRIDE while the far
 /// end's packets may still come by the bump: each end would pull the other back.
-pub(crate) async fn mark_moved(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) -> Failed {
+pub(crate) async fn mark_moved(daemon: &Daemon, pairs: &[FlowKey], bump: Option<BumpId>) -> Failed {
     let _turn = daemon.kernel.marking().await;
     mark_leaving(daemon, pairs, bump).await
 }
 
 /// The same, in [`marking`](crate::kernel::Kernel::marking)'s turn.
-pub(crate) async fn mark_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) -> Failed {
+pub(crate) async fn mark_leaving(
+    daemon: &Daemon,
+    pairs: &[FlowKey],
+    bump: Option<BumpId>,
+) -> Failed {
     if bump.is_none() {
         daemon.update_each(pairs, |conn| conn.move_to_left(now()));
     }
@@ -119,7 +124,7 @@ pub(crate) async fn mark_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option<B
 
 /// Lets connections that left their bumps a while ago follow again.
 pub(crate) async fn let_follow(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
-    let left: Vec<Pair> = {
+    let left: Vec<FlowKey> = {
         let state = daemon.state.borrow();
         let now = now();
         let left = { state.conns.iter() }.filter(|(_, conn)| conn.may_follow(now));
@@ -141,14 +146,14 @@ pub(crate) async fn let_follow(daemon: &Daemon) -> Result<(), dibs_policy::Error
     fault
 }
 
-async fn let_one_follow(daemon: &Daemon, pair: &Pair) -> Result<(), dibs_policy::Error> {
+async fn let_one_follow(daemon: &Daemon, pair: &FlowKey) -> Result<(), dibs_policy::Error> {
     if daemon.state.borrow().conns.get(pair).choice.get().is_some() {
         return Ok(());
     }
     let mut conntrack = daemon.kernel.conntrack()?;
     if taken(daemon, &mut conntrack, pair).await?.is_none() {
         let chosen = marks(&daemon.config).override_bit();
-        conntrack.set_mark(&tuple(pair), 0, chosen).await?;
+        conntrack.set_mark(pair, 0, chosen).await?;
         note_mark(daemon, pair, None, false);
     }
     Ok(())
@@ -159,9 +164,9 @@ async fn let_one_follow(daemon: &Daemon, pair: &Pair) -> Result<(), dibs_policy:
 async fn taken(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
-    pair: &Pair,
+    pair: &FlowKey,
 ) -> Result<Option<Option<BumpId>>, dibs_policy::Error> {
-    let entry = conntrack.get(&tuple(pair)).await?;
+    let entry = conntrack.get(pair).await?;
     let mark = entry.map(|entry| seen(daemon, &entry));
     let state = daemon.state.borrow();
     let taken = mark.filter(|mark| state.conns.get(pair).is_chosen_elsewhere(*mark));
@@ -261,7 +266,6 @@ async fn put_one(
         return Ok(other);
     }
     let new = daemon.update(&pair, |conn| conn.move_to_mark(bump, explicit, now()));
-    let tuple = tuple(&pair);
     let layout = marks(&daemon.config);
     let (value, mask) = layout.whole(bump, new.chosen, new.locked);
     let elsewhere = daemon.bumps.device_of(bump).is_none();
@@ -269,17 +273,17 @@ async fn put_one(
         crate::devices::forget_mtus();
     }
     let Some(id) = bump else {
-        let marked = conntrack.set_mark(&tuple, value, mask).await;
+        let marked = conntrack.set_mark(&pair, value, mask).await;
         end_drains(daemon, &pair);
         return marked.map(|_| bump);
     };
     let installed = !daemon.state.borrow().installed.is_empty();
-    let marked = conntrack.set_mark(&tuple, value, mask).await?;
+    let marked = conntrack.set_mark(&pair, value, mask).await?;
     if !marked && installed {
-        if conntrack.adopt(&tuple, value).await? {
+        if conntrack.adopt(&pair, value).await? {
             gateway::rename(daemon, &pair, id).await?;
         } else {
-            conntrack.set_mark(&tuple, value, mask).await?;
+            conntrack.set_mark(&pair, value, mask).await?;
         }
     }
     if daemon.bumps.is_outside(bump) {
@@ -289,28 +293,28 @@ async fn put_one(
 }
 
 /// Lets a connection go on that was to fall silent.
-pub(crate) fn end_drains(daemon: &Daemon, pair: &Pair) {
+pub(crate) fn end_drains(daemon: &Daemon, pair: &FlowKey) {
     for bump in daemon.bumps.all() {
         // Without the data path nothing is held back.
-        let _ = daemon.driver.end_drain(bump.id, flow_tuple(pair));
+        let _ = daemon.driver.end_drain(bump.id, *pair);
     }
 }
 
 /// Puts the choices for connections into the kernel, where there is one that is not pending. One task at a
 /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
 /// One that was for an earlier connection of the same ends is forgotten instead. What failed, and why.
-pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[Pair]) -> Failed {
+pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
     let mut failed = Failed::new();
     for pairs in pairs.chunks(TOGETHER) {
         let _turn = daemon.kernel.marking().await;
-        let choices: Vec<(Pair, Choice)> = {
+        let choices: Vec<(FlowKey, Choice)> = {
             let known = &daemon.state.borrow().conns;
             let settled = pairs
                 .iter()
                 .filter_map(|pair| Some((*pair, known.get(pair).choice.get()?)));
             settled.filter(|(_, choice)| !choice.pending).collect()
         };
-        let chosen: Vec<Pair> = choices.iter().map(|(pair, _)| *pair).collect();
+        let chosen: Vec<FlowKey> = choices.iter().map(|(pair, _)| *pair).collect();
         let lives = match connections::sockets_of(daemon, &chosen).await {
             Ok(lives) => lives,
             Err(error) => {
@@ -337,19 +341,20 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[Pair]) -> Failed {
 }
 
 /// As [`mark_choices`].
-pub(crate) async fn mark_choice(daemon: &Daemon, pair: &Pair) -> Result<(), MarkError> {
+pub(crate) async fn mark_choice(daemon: &Daemon, pair: &FlowKey) -> Result<(), MarkError> {
     all_of(mark_choices(daemon, std::slice::from_ref(pair)).await)
 }
 
 /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
-pub(crate) async fn put_back(daemon: &Daemon, pairs: Vec<(Pair, Option<BumpId>)>) {
+pub(crate) async fn put_back(daemon: &Daemon, pairs: Vec<(FlowKey, Option<BumpId>)>) {
     if pairs.is_empty() {
         return;
     }
     let _turn = daemon.kernel.marking().await;
     let marks: Vec<Mark> = {
         let conns = &daemon.state.borrow().conns;
-        let unchosen = |(pair, _): &(Pair, Option<BumpId>)| conns.get(pair).choice.get().is_none();
+        let unchosen =
+            |(pair, _): &(FlowKey, Option<BumpId>)| conns.get(pair).choice.get().is_none();
         let back = pairs.into_iter().filter(unchosen);
         back.map(|(pair, bump)| Mark::moved(pair, bump)).collect()
     };
@@ -358,7 +363,7 @@ pub(crate) async fn put_back(daemon: &Daemon, pairs: Vec<(Pair, Option<BumpId>)>
 
 /// Another connection has taken the ends of one that something was chosen for: it inherits neither
 /// that nor the lock. Where it is by its own rules it stays.
-async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(), MarkError> {
+async fn forget_choice(daemon: &Daemon, pair: &FlowKey, choice: Choice) -> Result<(), MarkError> {
     let given_up = daemon.update(pair, |conn| {
         let given_up = conn.choice.give_up(choice.version);
         if given_up {
@@ -370,8 +375,7 @@ async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(
         return Ok(());
     }
     daemon.save_or_warn();
-    let tuple = tuple(pair);
-    let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
+    let entry = daemon.kernel.conntrack()?.get(pair).await?;
     let (value, mask) = marks(&daemon.config).choice(choice.bump);
     if entry.is_some_and(|entry| entry.mark & mask == value) {
         return all_of(write(daemon, &[Mark::moved(*pair, None)]).await);
@@ -384,7 +388,7 @@ async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(
 
 /// Puts all choices into the kernel again.
 pub(crate) async fn mark_all_choices(daemon: &Daemon) {
-    let choices: Vec<Pair> = {
+    let choices: Vec<FlowKey> = {
         let conns = &daemon.state.borrow().conns;
         conns.choices().map(|(pair, _)| pair).collect()
     };
@@ -397,13 +401,13 @@ pub(crate) fn expect_rates<'a>(daemon: &Daemon, lives: impl Iterator<Item = &'a 
     let inventory = daemon.host.inventory();
     let mut rates: HashMap<(usize, IpAddr), u64> = HashMap::new();
     for live in lives {
-        let local = live.pair.local.ip();
+        let local = live.pair.src;
         let path = daemon.config.paths.iter().position(|path| {
             let interface = inventory.of_path(path);
             interface.is_some_and(|interface| interface.addresses.contains(&local))
         });
         if let Some(path) = path {
-            let to = live.pair.remote.ip();
+            let to = live.pair.dst;
             *rates.entry((path, to)).or_default() += live.counts.delivery_rate;
         }
     }
@@ -419,7 +423,7 @@ pub(crate) async fn silence(daemon: &Daemon, lives: impl Iterator<Item = &Live>)
     let drains = lives.flat_map(|live| {
         daemon.bumps.all().iter().map(|bump| {
             let scale = live.counts.window_scale;
-            daemon.driver.drain(bump.id, flow_tuple(&live.pair), scale)
+            daemon.driver.drain(bump.id, live.pair, scale)
         })
     });
     // Without the data path nothing is under way.

@@ -6,9 +6,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_switch::conns::Pair;
 use dibs_switch::messages::Unanswered;
 use dibs_switch::telling::TELL_AGAIN;
+use dibs_wire::FlowKey;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -88,7 +88,7 @@ async fn tell_all(daemon: &Daemon, peer: usize) -> Result<(), Unanswered> {
     wants::send(daemon, peer).await?;
     {
         let conns = &mut daemon.state.borrow_mut().conns;
-        let of_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()) == Some(peer);
+        let of_peer = |pair: &FlowKey| daemon.peer_of(pair.dst) == Some(peer);
         conns.tell_all(now(), of_peer);
     }
     daemon.wakers.wake(Task::Tell);

@@ -7,14 +7,13 @@ use std::net::SocketAddr;
 use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
 use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
-use dibs_policy::{Binding, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
+use dibs_policy::{Binding, ClassRule, DeviceName, Family, Hours, Ports};
 use dibs_settings::{BumpId, Scheduler};
 use dibs_switch::rules::{Fit, Rule as _};
 use ipnet::IpNet;
 
 use crate::interfaces::{Inventory, nobodys_name};
 use crate::live::Live;
-use crate::terms::policy_prefix;
 use crate::unresolved::Unresolved;
 
 /// The kernel's rules that one of the user's may become.
@@ -137,8 +136,10 @@ impl Rule {
                     .dport
                     .is_none_or(|ports| ports.contains(remote.port()))
                     && class.sport.is_none_or(|ports| ports.contains(local.port()))
-                    && class.destination.is_none_or(|net| net.holds(remote.ip()))
-                    && class.source.is_none_or(|net| net.holds(local.ip()))
+                    && class
+                        .destination
+                        .is_none_or(|net| net.contains(&remote.ip()))
+                    && class.source.is_none_or(|net| net.contains(&local.ip()))
                     && class.uid.is_none_or(|wanted| Some(wanted) == uid)
                     && (uid.is_some() || !class.is_of_sockets())
             })
@@ -240,7 +241,7 @@ impl dibs_switch::rules::Rule<Live> for Rule {
     }
 
     fn fit(&self, live: &Live) -> Fit {
-        self.matches(live.pair.local.into(), live.pair.remote.into(), live.uid)
+        self.matches(live.pair.source(), live.pair.destination(), live.uid)
     }
 }
 
@@ -510,17 +511,17 @@ pub(crate) fn classes(
             ranges => ranges.iter().map(ports).collect(),
         }
     };
-    let nets = |nets: &[IpNet]| -> Vec<Option<Prefix>> {
+    let nets = |nets: &[IpNet]| -> Vec<Option<IpNet>> {
         match nets {
             [] => vec![None],
-            nets => nets.iter().map(|net| Some(policy_prefix(net))).collect(),
+            nets => nets.iter().map(|net| Some(*net)).collect(),
         }
     };
     let mut classes = Vec::new();
     for source in nets(&selection.source) {
         for destination in nets(&selection.destination) {
             if let (Some(source), Some(destination)) = (source, destination)
-                && source.family() != destination.family()
+                && Family::of(source.addr()) != Family::of(destination.addr())
             {
                 continue;
             }

@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
 use dibs_switch::asking::{Conclusion, Negotiation};
-use dibs_switch::conns::Pair;
 use dibs_switch::messages::{Answer, Outcome, Unanswered};
+use dibs_wire::FlowKey;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::subflows::{self, Refused};
-use crate::terms::{flow_tuple, pair_of};
 use crate::wakers::Task;
 use crate::{connections, devices, knocking, marking, reconcile, recovery, translated};
 
@@ -84,7 +83,7 @@ pub(crate) async fn choose(
     progress: &Progress,
 ) -> anyhow::Result<Vec<Moved>> {
     let bump = goal.bump;
-    let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
+    let mut outcomes: HashMap<FlowKey, Result<(), String>> = HashMap::new();
     let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
     let refused = refused_here(daemon, lives, goal).await?;
     for live in lives
@@ -148,7 +147,7 @@ async fn refused_here(daemon: &Daemon, lives: &[Live], goal: Goal) -> anyhow::Re
         Some(_) => translated::translated(daemon, lives).await?,
     };
     let carriers = devices::carriers(daemon, bump, lives).await?;
-    let stuck: HashMap<Pair, String> = match goal {
+    let stuck: HashMap<FlowKey, String> = match goal {
         Goal {
             bump: None,
             force: false,
@@ -199,7 +198,7 @@ async fn move_all(
     moves: &mut [Move],
     bump: Option<BumpId>,
     progress: &Progress,
-) -> Vec<(Pair, Result<(), String>)> {
+) -> Vec<(FlowKey, Result<(), String>)> {
     let mut outcomes = Vec::with_capacity(moves.len());
     let mut answers_none = false;
     for moves in moves.chunks_mut(ROUND) {
@@ -223,7 +222,7 @@ async fn move_all(
 /// What came of a choice, for the user. `fault`: what the kernel did not take of what stands.
 fn outcome(
     daemon: &Daemon,
-    pair: &Pair,
+    pair: &FlowKey,
     bump: Option<BumpId>,
     asked: &Negotiation,
     fault: Option<String>,
@@ -242,7 +241,7 @@ fn outcome(
 }
 
 /// Why a choice is not in force, for the user.
-fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -> String {
+fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer) -> String {
     let outcome = match answer {
         Ok((outcome, _)) => outcome,
         Err(error) => return error.to_string(),
@@ -263,8 +262,8 @@ fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -
     why.to_owned()
 }
 
-fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>) -> String {
-    let peer = daemon.peer_of(pair.remote.ip());
+fn not_carried_by(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>) -> String {
+    let peer = daemon.peer_of(pair.dst);
     let peer = peer.map_or("", |peer| daemon.peer_name(peer));
     let bump = daemon.bumps.name_of(bump);
     format!("peer {peer} does not carry the bump \"{bump}\"")
@@ -275,7 +274,7 @@ fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>) -> String 
 /// comes out of a TUN, here or at the peer: neither daemon sees more than that the kernels do not answer.
 pub(crate) async fn unacknowledged(
     daemon: &Daemon,
-    lives: &HashSet<Pair>,
+    lives: &HashSet<FlowKey>,
 ) -> anyhow::Result<usize> {
     struct Unanswered {
         /// Bytes that it had sent by then.
@@ -291,7 +290,7 @@ pub(crate) async fn unacknowledged(
         };
         anyhow::Ok(connections::sockets_as(daemon, sent).await?.into_iter())
     };
-    let unanswered = |(pair, counts): (Pair, TcpCounts)| {
+    let unanswered = |(pair, counts): (FlowKey, TcpCounts)| {
         let before = counts.bytes_acked + u64::from(counts.outstanding);
         let (acked, since) = (counts.bytes_acked, start);
         let unanswered = Unanswered {
@@ -301,10 +300,10 @@ pub(crate) async fn unacknowledged(
         };
         (pair, unanswered)
     };
-    let mut waiting: HashMap<Pair, Unanswered> = sending().await?.map(unanswered).collect();
+    let mut waiting: HashMap<FlowKey, Unanswered> = sending().await?.map(unanswered).collect();
     while !waiting.is_empty() && start.elapsed() < ACKNOWLEDGED_WITHIN {
         tokio::time::sleep(IDLE_AFTER).await;
-        let now: HashMap<Pair, TcpCounts> = sending().await?.collect();
+        let now: HashMap<FlowKey, TcpCounts> = sending().await?.collect();
         waiting.retain(|pair, known| {
             let Some(counts) = now.get(pair) else {
                 return false;
@@ -323,16 +322,16 @@ pub(crate) async fn unacknowledged(
 /// Waits until those connections that have something to send are seen on the bump, both ways.
 async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Result<()> {
     let start = tokio::time::Instant::now();
-    let mut waiting: HashMap<Pair, (u64, u64)> =
+    let mut waiting: HashMap<FlowKey, (u64, u64)> =
         lives.iter().map(|live| (live.pair, moved(live))).collect();
     while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
         tokio::time::sleep(LOOK_EVERY).await;
-        let tuples = waiting.keys().map(flow_tuple).collect();
+        let tuples = waiting.keys().copied().collect();
         for tuple in daemon.driver.opened(bump, tuples).await? {
-            waiting.remove(&pair_of(&tuple));
+            waiting.remove(&tuple);
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
-            let pairs: Vec<Pair> = waiting.keys().copied().collect();
+            let pairs: Vec<FlowKey> = waiting.keys().copied().collect();
             let now = connections::sockets_of(daemon, &pairs).await?;
             // What moved nothing so far is idle, or ended.
             waiting.retain(|pair, before| now.get(pair).is_some_and(|live| moved(live) != *before));

@@ -1,14 +1,13 @@
 //! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
 
-use dibs_policy::Prefix;
-use dibs_switch::conns::Pair;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::rules;
+use dibs_wire::FlowKey;
+use ipnet::IpNet;
 
 use crate::daemon::{Daemon, State};
 use crate::reconcile;
 use crate::rules::Rule;
-use crate::terms::policy_prefix;
 
 /// The bumps that our rules put connections of a peer into, and those that some stay on because plain does not carry
 /// them; bit n for number n.
@@ -18,7 +17,7 @@ pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
         to.any(|to| to.is_none_or(|to| leads_to(daemon, peer, to)))
     };
     let state = daemon.state.borrow();
-    let is_of_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()) == Some(peer);
+    let is_of_peer = |pair: &FlowKey| daemon.peer_of(pair.dst) == Some(peer);
     let kept = state.conns.kept().filter(|(pair, _)| is_of_peer(pair));
     let kept = kept.fold(0, |bumps, (_, bump)| bumps | 1 << bump.get());
     rules::wanted(state.rules.in_force().filter(concerns)) | kept
@@ -31,12 +30,9 @@ pub(crate) fn wanted(daemon: &Daemon) -> Vec<u16> {
 }
 
 /// True if some of these addresses are behind a peer.
-pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: Prefix) -> bool {
-    let mut behind = daemon.config.peers[peer]
-        .addresses
-        .iter()
-        .map(policy_prefix);
-    behind.any(|net| net.contains(to) || to.contains(net))
+pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: IpNet) -> bool {
+    let mut behind = daemon.config.peers[peer].addresses.iter();
+    behind.any(|net| net.contains(&to) || to.contains(net))
 }
 
 /// Has a peer's daemon make ready what our rules need there; waits until it has.
@@ -80,7 +76,7 @@ pub(crate) async fn answer(daemon: &Daemon, peer: usize, sequence: u64, bumps: u
     {
         let mut state = daemon.state.borrow_mut();
         let State { conns, peers, .. } = &mut *state;
-        let is_of_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()) == Some(peer);
+        let is_of_peer = |pair: &FlowKey| daemon.peer_of(pair.dst) == Some(peer);
         let wants = &mut peers[peer].wants;
         let known = wants.handle_want(conns, sequence, bumps & carried, is_of_peer);
         if let Some(outcome) = known {

@@ -19,13 +19,13 @@ use dibs_core::node::Node;
 use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Following;
 use dibs_switch::asking::Negotiation;
-use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::knock::Numbers;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Message, Unanswered};
 use dibs_switch::naming::Query;
 use dibs_switch::table::{self, ConnTable};
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
@@ -110,9 +110,9 @@ struct Daemon {
     /// Questions of the peer that wait for their turn.
     waiting: VecDeque<Message>,
     /// The connection that is to fall silent for the question whose turn it is.
-    serving: Option<Pair>,
+    serving: Option<FlowKey>,
     asks: BTreeMap<u32, Ask>,
-    leaving: BTreeMap<Pair, Leaving>,
+    leaving: BTreeMap<FlowKey, Leaving>,
     knocking: Knocking,
     /// When peers are asked about what is not locked yet.
     look_at: Option<Time>,
@@ -126,7 +126,7 @@ pub struct Steering {
     host: u64,
     /// Names the other one.
     peer: u64,
-    marks: BTreeMap<Pair, Mark>,
+    marks: BTreeMap<FlowKey, Mark>,
     /// The kernel's rules, in the order in which they are tried.
     rules: Vec<Rule>,
     /// The kernel has been told that the peer has a session, for those that prefer their bump.
@@ -134,7 +134,7 @@ pub struct Steering {
     /// What users want the rules to be, whom no daemon has heard yet.
     pub wanted_rules: Option<Vec<Rule>>,
     /// The state file.
-    saved: Vec<(Pair, Choice)>,
+    saved: Vec<(FlowKey, Choice)>,
     /// The same, of rules.
     saved_rules: Vec<Rule>,
     /// The same, of what the peer's rules need.
@@ -153,7 +153,7 @@ pub struct Steering {
     /// What happened.
     pub seen: Coverage,
     /// The highest version that was in force, by connection.
-    highest: BTreeMap<Pair, Version>,
+    highest: BTreeMap<FlowKey, Version>,
 }
 
 /// What the steering needs beside itself.
@@ -170,7 +170,7 @@ pub struct At<'a> {
 
 /// Which sockets a host's connections have: all connections, the numbers of those of the host as it sends, and the
 /// host.
-pub struct Sockets<'a>(pub &'a [Conn], pub &'a BTreeMap<Pair, usize>, pub usize);
+pub struct Sockets<'a>(pub &'a [Conn], pub &'a BTreeMap<FlowKey, usize>, pub usize);
 
 impl<'a> At<'a> {
     /// A host with a daemon.
@@ -184,7 +184,7 @@ impl<'a> At<'a> {
     }
 
     /// The socket of a connection that is alive here.
-    fn socket(&self, pair: &Pair) -> Option<Socket> {
+    fn socket(&self, pair: &FlowKey) -> Option<Socket> {
         let Sockets(conns, numbers, host) = self.sockets;
         let conn = &conns[*numbers.get(pair)?];
         conn.lives(host, self.kernel).then(|| conn.socket(host))
@@ -193,9 +193,9 @@ impl<'a> At<'a> {
     /// All that are alive.
     fn lives(&self) -> Vec<Meant> {
         let Sockets(_, numbers, _) = self.sockets;
-        let live = |pair: &Pair| {
+        let live = |pair: &FlowKey| {
             let (pair, socket) = (*pair, self.socket(pair)?);
-            let speaks = self.kernel.speaks(&tuple(&pair));
+            let speaks = self.kernel.speaks(&pair);
             speaks.then_some(Meant { pair, socket })
         };
         numbers.keys().filter_map(live).collect()
@@ -218,7 +218,7 @@ impl Steering {
     }
 
     /// A connection is about to be opened: what rules say of it.
-    pub fn open(&mut self, pair: Pair, bump: Option<BumpId>, required: Option<BumpId>) {
+    pub fn open(&mut self, pair: FlowKey, bump: Option<BumpId>, required: Option<BumpId>) {
         self.forget(&pair);
         let mark = Mark {
             bump: required.or(bump),
@@ -234,7 +234,7 @@ impl Steering {
     }
 
     /// The connection is over, and its conntrack entry and the choice for it are swept.
-    pub fn forget(&mut self, pair: &Pair) {
+    pub fn forget(&mut self, pair: &FlowKey) {
         self.marks.remove(pair);
         for rules in self.all_rules() {
             rules.retain(|rule| !rule.is_only_of(pair));
@@ -251,7 +251,7 @@ impl Steering {
     }
 
     /// The kernel's mark of a connection.
-    pub fn mark(&self, pair: &Pair) -> Mark {
+    pub fn mark(&self, pair: &FlowKey) -> Mark {
         self.marks.get(pair).copied().unwrap_or_default()
     }
 
@@ -263,19 +263,19 @@ impl Steering {
     }
 
     /// The bump that a rule of this host requires, by the kernel.
-    pub fn requires(&self, pair: &Pair) -> Option<BumpId> {
+    pub fn requires(&self, pair: &FlowKey) -> Option<BumpId> {
         let requires = |rule: &&Rule| rule.level == Level::Require && rule.means(pair);
         self.rules.iter().find(requires).map(|rule| rule.bump)
     }
 
     /// The bump that the first of this host's rules has a connection on, by the kernel.
-    pub fn ruled(&self, pair: &Pair) -> Option<BumpId> {
+    pub fn ruled(&self, pair: &FlowKey) -> Option<BumpId> {
         let first = self.rules.iter().find(|rule| rule.means(pair));
         self.requires(pair).or(first.map(|rule| rule.bump))
     }
 
     /// The choice in force here.
-    pub fn choice(&self, pair: &Pair) -> Option<Choice> {
+    pub fn choice(&self, pair: &FlowKey) -> Option<Choice> {
         match &self.daemon {
             Some(daemon) => daemon.conns.get(pair).choice.get(),
             None => self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c),
@@ -283,7 +283,7 @@ impl Steering {
     }
 
     /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
-    pub fn admits(&mut self, pair: &Pair, way: Way, follow: bool) -> bool {
+    pub fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();
         let came = match way {
@@ -312,7 +312,7 @@ impl Steering {
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub fn set_by_hand(&mut self, pair: Pair, bump: Option<BumpId>) {
+    pub fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>) {
         let required = self.requires(&pair).is_some();
         let mark = self.marks.entry(pair).or_default();
         if !mark.chosen && !mark.locked && !required && mark.bump != bump {
@@ -323,15 +323,15 @@ impl Steering {
 
     /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, what it moved by rules,
     /// and `kept` ones.
-    pub fn flush(&mut self, kept: impl Fn(&Pair) -> bool) {
+    pub fn flush(&mut self, kept: impl Fn(&FlowKey) -> bool) {
         let Self { rules, daemon, .. } = &*self;
-        let is_kept = |pair: &Pair| {
+        let is_kept = |pair: &FlowKey| {
             let marked = |daemon: &Daemon| daemon.conns.get(pair).is_marked();
             kept(pair)
                 || daemon.as_ref().is_some_and(marked)
                 || rules.iter().any(|rule| rule.means(pair))
         };
-        let lost: Vec<Pair> = { self.marks.iter() }
+        let lost: Vec<FlowKey> = { self.marks.iter() }
             .filter(|(pair, mark)| !mark.chosen && mark.bump.is_some() && !is_kept(pair))
             .map(|(pair, _)| *pair)
             .collect();
@@ -408,7 +408,7 @@ impl Steering {
     }
 
     /// Changes what its daemon knows of a connection.
-    fn update<R>(&mut self, pair: &Pair, change: impl FnOnce(&mut table::Conn) -> R) -> R {
+    fn update<R>(&mut self, pair: &FlowKey, change: impl FnOnce(&mut table::Conn) -> R) -> R {
         self.daemon().conns.update(pair, change)
     }
 
@@ -447,7 +447,7 @@ impl Steering {
     }
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
-    fn mark_choice(&mut self, at: &mut At<'_>, pair: Pair) {
+    fn mark_choice(&mut self, at: &mut At<'_>, pair: FlowKey) {
         let choice = self.choice(&pair).filter(|choice| !choice.pending);
         let Some(choice) = choice else {
             return;
@@ -457,12 +457,12 @@ impl Steering {
         self.write(at, pair, choice.bump, true);
         if let Some(bump) = choice.bump {
             // What it acknowledged last went another way: the data path may wait for a word of it.
-            at.node.solicit(bump, tuple(&pair));
+            at.node.solicit(bump, pair);
         }
     }
 
     /// Puts a connection on a bump, or on none, by no choice.
-    fn move_to(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>) {
+    fn move_to(&mut self, at: &mut At<'_>, pair: FlowKey, bump: Option<BumpId>) {
         if bump.is_none() {
             self.update(&pair, |conn| conn.move_to_left(at.now));
         }
@@ -470,7 +470,7 @@ impl Steering {
     }
 
     /// A connection's mark says this bump from now on, by choice if `explicit`.
-    fn write(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>, explicit: bool) {
+    fn write(&mut self, at: &mut At<'_>, pair: FlowKey, bump: Option<BumpId>, explicit: bool) {
         let new = self.update(&pair, |conn| {
             conn.lock.enter(bump);
             conn.move_to_mark(bump, explicit, at.now)
@@ -565,18 +565,8 @@ impl Steering {
     }
 }
 
-fn end_drains(at: &mut At<'_>, pair: &Pair) {
+fn end_drains(at: &mut At<'_>, pair: &FlowKey) {
     for bump in CARRIED {
-        at.node.end_drain(bump, tuple(pair));
-    }
-}
-
-/// The connection as the core names it.
-pub fn tuple(pair: &Pair) -> Tuple {
-    Tuple {
-        src: pair.local.ip(),
-        dst: pair.remote.ip(),
-        sport: pair.local.port(),
-        dport: pair.remote.port(),
+        at.node.end_drain(bump, *pair);
     }
 }

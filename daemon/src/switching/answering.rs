@@ -3,9 +3,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use dibs_switch::answering::{Following, Refusal, Step, Wanted};
-use dibs_switch::conns::{Pair, Version};
+use dibs_switch::conns::Version;
+use dibs_switch::conns::host_id;
 use dibs_switch::messages::{Named, Outcome, Switch};
 use dibs_switch::plausible::Hosts;
+use dibs_wire::FlowKey;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
@@ -26,7 +28,7 @@ pub(crate) async fn on_switch(
 ) -> Vec<(Outcome, u64)> {
     let bump = switch.bump;
     let wanted = wanted(daemon, peer, switch, &conns).await;
-    let meant: Vec<Pair> = conns
+    let meant: Vec<FlowKey> = conns
         .iter()
         .map(|(named, _)| named.pair.reversed())
         .collect();
@@ -68,15 +70,15 @@ async fn carry_out(
     peer: usize,
     judged: &mut [Judged],
     switch: Switch,
-    lives: &HashMap<Pair, Live>,
+    lives: &HashMap<FlowKey, Live>,
 ) -> anyhow::Result<()> {
     let (bump, mut reasons) = (switch.bump, BTreeSet::new());
     let is_outside = daemon.bumps.is_outside(bump);
     let mut moving: Vec<&mut Following> = judged.iter_mut().flatten().collect();
     while let Some(step) = moving.first().and_then(|following| following.next()) {
-        let pairs: Vec<Pair> = moving.iter().map(|following| following.pair).collect();
+        let pairs: Vec<FlowKey> = moving.iter().map(|following| following.pair).collect();
         let meant = pairs.iter().map(|pair| &lives[pair]);
-        let mut failed: HashSet<Pair> = HashSet::new();
+        let mut failed: HashSet<FlowKey> = HashSet::new();
         match step {
             Step::Unlock => locking::unlock_leaving(daemon, &pairs, bump).await,
             Step::Drain if is_outside => marking::silence(daemon, meant).await,
@@ -126,7 +128,7 @@ async fn wanted(
 ) -> Wanted {
     let bump = switch.bump;
     let known = bump.is_none_or(|bump| daemon.bumps.get(bump).is_some());
-    let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
+    let addresses = conns.iter().map(|(named, _)| named.pair.dst);
     let fault = match devices::device_fault(daemon, bump, addresses).await {
         Ok(fault) => fault,
         Err(error) => Some(format!("{error:#}")),
@@ -141,7 +143,7 @@ async fn wanted(
     };
     let hosts = Hosts {
         own: daemon.host_id,
-        peer: crate::terms::host_id(&daemon.config.peers[peer].public_key),
+        peer: host_id(daemon.config.peers[peer].public_key.as_bytes()),
     };
     Wanted {
         switch,
@@ -156,7 +158,7 @@ fn judge(
     peer: usize,
     wanted: &Wanted,
     conns: Vec<(Named, Version)>,
-    lives: &HashMap<Pair, Live>,
+    lives: &HashMap<FlowKey, Live>,
 ) -> Vec<Judged> {
     let mut state = daemon.state.borrow_mut();
     let judge = |(named, version): (Named, Version)| {
@@ -175,7 +177,7 @@ fn judge(
 }
 
 /// Puts connections back to where they were whose switches could not be carried out.
-async fn undo(daemon: &Daemon, peer: usize, pairs: &[Pair]) {
+async fn undo(daemon: &Daemon, peer: usize, pairs: &[FlowKey]) {
     daemon.save_or_warn();
     // The kernel has not taken the new marks: what it has says where they were.
     match locking::bumps_of(daemon, pairs).await {

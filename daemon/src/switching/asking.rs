@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dibs_switch::asking::{Negotiation, Step};
-use dibs_switch::conns::{Meant, Pair, Version};
+use dibs_switch::conns::{Meant, Version};
 use dibs_switch::messages::{Answer, Body, MAX_ENTRIES, Named, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
+use dibs_wire::FlowKey;
 
 use crate::clock::now;
 use crate::daemon::{Daemon, State};
@@ -15,7 +16,6 @@ use crate::live::Live;
 use crate::log::or_warn;
 use crate::marking::{Failed, Mark, warn_of};
 use crate::switching::by_rule;
-use crate::terms::pair_of;
 use crate::wakers::Task;
 use crate::{connections, locking, marking};
 
@@ -40,7 +40,7 @@ pub(crate) async fn carry_out(daemon: &Daemon, peer: usize, moves: &mut [Move]) 
     {
         let turn = |(_, negotiation): &&mut Move| negotiation.next() == step;
         let mut turn: Vec<&mut Move> = moves.iter_mut().filter(turn).collect();
-        let pairs: Vec<Pair> = turn.iter().map(|(live, _)| live.pair).collect();
+        let pairs: Vec<FlowKey> = turn.iter().map(|(live, _)| live.pair).collect();
         let switch = turn[0].1.switch(false);
         match step {
             Step::Unlock => locking::unlock_leaving(daemon, &pairs, switch.bump).await,
@@ -151,8 +151,8 @@ async fn leave(daemon: &Daemon, moves: &mut [&mut Move], switch: Switch) {
 }
 
 /// Those of these connections that are not over.
-async fn still_there(daemon: &Daemon, conns: &[Meant]) -> HashSet<Pair> {
-    let pairs: Vec<Pair> = conns.iter().map(|conn| conn.pair).collect();
+async fn still_there(daemon: &Daemon, conns: &[Meant]) -> HashSet<FlowKey> {
+    let pairs: Vec<FlowKey> = conns.iter().map(|conn| conn.pair).collect();
     let Some(lives) = or_warn(connections::sockets_of(daemon, &pairs).await) else {
         return HashSet::new();
     };
@@ -168,7 +168,7 @@ async fn still_there(daemon: &Daemon, conns: &[Meant]) -> HashSet<Pair> {
 }
 
 /// The connections whose kernels here send by a bump now.
-async fn sending(daemon: &Daemon) -> HashSet<Pair> {
+async fn sending(daemon: &Daemon) -> HashSet<FlowKey> {
     // Without the data path nothing is under way.
     let Ok((now, conns)) = daemon.driver.conns().await else {
         return HashSet::new();
@@ -177,7 +177,7 @@ async fn sending(daemon: &Daemon) -> HashSet<Pair> {
     conns
         .iter()
         .filter(|conn| conn.spoke.is_some_and(sends))
-        .map(|conn| pair_of(&conn.tuple))
+        .map(|conn| conn.tuple)
         .collect()
 }
 

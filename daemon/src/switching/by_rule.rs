@@ -1,7 +1,8 @@
 //! What a rule of a peer implies here.
 
-use dibs_switch::conns::{Pair, Version};
+use dibs_switch::conns::Version;
 use dibs_switch::marks::{Hand, Handed};
+use dibs_wire::FlowKey;
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
@@ -10,7 +11,7 @@ use crate::{connections, marking, reconcile};
 
 /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
 /// peer would take nothing, or answer it by the bump.
-pub(super) async fn follow_peer(daemon: &Daemon, peer: usize, pair: &Pair, own: u64) {
+pub(super) async fn follow_peer(daemon: &Daemon, peer: usize, pair: &FlowKey, own: u64) {
     let mut carried = daemon.bumps.all().iter().map(|bump| bump.id);
     let Some(bump) = carried.find(|bump| u64::from(bump.get()) == own) else {
         let why = "a rule there wants a bump that this host does not carry";
@@ -30,7 +31,13 @@ pub(super) async fn follow_peer(daemon: &Daemon, peer: usize, pair: &Pair, own: 
 }
 
 /// A choice that the peer refuses for a rule of its own, having heard of it only now.
-pub(super) async fn give_in(daemon: &Daemon, peer: usize, pair: Pair, version: Version, own: u64) {
+pub(super) async fn give_in(
+    daemon: &Daemon,
+    peer: usize,
+    pair: FlowKey,
+    version: Version,
+    own: u64,
+) {
     if !daemon.update(&pair, |conn| conn.choice.give_up(version)) {
         return;
     }

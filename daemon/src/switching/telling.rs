@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use dibs_switch::conns::{Choice, Meant, Pair};
+use dibs_switch::conns::{Choice, Meant};
 use dibs_switch::messages::{Switch, Unanswered};
+use dibs_wire::FlowKey;
 
 use super::asking::ROUND;
 use crate::clock::{instant, now};
@@ -16,13 +17,13 @@ use crate::switching::{asking, by_rule};
 use crate::wakers::Task;
 
 /// What a peer is to be told.
-type Due = Vec<(Pair, Choice)>;
+type Due = Vec<(FlowKey, Choice)>;
 
 /// What peers, or only this one, are to be told by now.
 pub(crate) fn take_due(daemon: &Daemon, only: Option<usize>) -> BTreeMap<usize, Due> {
     let conns = &mut daemon.state.borrow_mut().conns;
-    let peer_of = |pair: &Pair| daemon.peer_of(pair.remote.ip());
-    let meant = |pair: &Pair| only.is_none() || peer_of(pair) == only;
+    let peer_of = |pair: &FlowKey| daemon.peer_of(pair.dst);
+    let meant = |pair: &FlowKey| only.is_none() || peer_of(pair) == only;
     let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
     for (pair, choice) in conns.take_tellings(now(), meant) {
         if let Some(peer) = peer_of(&pair) {

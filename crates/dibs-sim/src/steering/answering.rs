@@ -2,12 +2,12 @@
 
 use dibs_settings::BumpId;
 use dibs_switch::answering::{Following, Refusal, Step, Wanted};
-use dibs_switch::conns::{Pair, Version};
+use dibs_switch::conns::Version;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
-use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, locking, ruling, tuple};
+use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, locking, ruling};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -135,7 +135,7 @@ impl Steering {
                     self.seen.note(Seen::RuleFollowed);
                     self.move_to(at, pair, switch.bump);
                     if let Some(bump) = switch.bump {
-                        at.node.solicit(bump, tuple(&pair));
+                        at.node.solicit(bump, pair);
                     }
                 }
                 Step::Undo => {
@@ -153,23 +153,19 @@ impl Steering {
     }
 
     /// Has a connection fall silent.
-    pub(super) fn silence(&mut self, at: &mut At<'_>, pair: Pair, waiter: Waiter) {
+    pub(super) fn silence(&mut self, at: &mut At<'_>, pair: FlowKey, waiter: Waiter) {
         locking::unlock(self, &pair);
         let leaving = self.daemon().leaving.entry(pair).or_default();
         leaving.waiters.push(waiter);
         leaving.bumps.extend(CARRIED);
-        let scale = at.kernel.window_scale(&tuple(&pair));
+        let scale = at.kernel.window_scale(&pair);
         for bump in CARRIED {
-            at.node.drain(at.now, bump, tuple(&pair), scale);
+            at.node.drain(at.now, bump, pair, scale);
         }
     }
 
     /// What a connection sent by a bump has arrived.
-    pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, tuple: Tuple) {
-        let pair = Pair {
-            local: (tuple.src, tuple.sport).into(),
-            remote: (tuple.dst, tuple.dport).into(),
-        };
+    pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, pair: FlowKey) {
         let Some(leaving) = self.daemon().leaving.get_mut(&pair) else {
             return;
         };

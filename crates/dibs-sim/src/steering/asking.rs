@@ -2,13 +2,14 @@
 
 use dibs_settings::BumpId;
 use dibs_switch::asking::{Conclusion, Negotiation, Step};
-use dibs_switch::conns::{Meant, Pair, Socket, Version};
+use dibs_switch::conns::{Meant, Socket, Version};
 use dibs_switch::marks::{Hand, Handed};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Named, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
+use dibs_wire::FlowKey;
 
 use super::knocking::Cause;
-use super::{About, Ask, At, SENDS_WITHIN, Steering, Waiter, end_drains, locking, tuple};
+use super::{About, Ask, At, SENDS_WITHIN, Steering, Waiter, end_drains, locking};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -60,7 +61,7 @@ impl Steering {
     pub fn outbid(
         &mut self,
         at: &mut At<'_>,
-        pair: Pair,
+        pair: FlowKey,
         socket: Socket,
         bump: Option<BumpId>,
         host: u64,
@@ -93,7 +94,7 @@ impl Steering {
                 Step::Unlock => locking::unlock_leaving(self, &pair, bump),
                 Step::Look => {
                     let conns = at.node.conns();
-                    let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
+                    let mut spoke = conns.iter().filter(|c| c.tuple == pair);
                     let sends =
                         spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
                     negotiation.handle_look(bump.is_none() && sends);
@@ -255,7 +256,7 @@ impl Steering {
     }
 
     /// A choice stands against a rule of the peer.
-    fn give_in(&mut self, at: &mut At<'_>, pair: Pair, version: Version, own: u64) {
+    fn give_in(&mut self, at: &mut At<'_>, pair: FlowKey, version: Version, own: u64) {
         if !self.update(&pair, |conn| conn.choice.give_up(version)) {
             return;
         }
@@ -266,7 +267,7 @@ impl Steering {
     }
 
     /// A rule of the peer wants a connection on its bump.
-    fn follow_peer(&mut self, at: &mut At<'_>, pair: Pair, own: u64) {
+    fn follow_peer(&mut self, at: &mut At<'_>, pair: FlowKey, own: u64) {
         let bump = BumpId::new(own as u8).expect("a rule's bump");
         let by = Hand::Peer;
         self.update(&pair, |conn| conn.hand_over(Some(Handed { bump, by })));
@@ -274,7 +275,7 @@ impl Steering {
     }
 
     /// Puts a connection where it was, by no choice, unless one has been made for it meanwhile.
-    pub(super) fn put_back(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>) {
+    pub(super) fn put_back(&mut self, at: &mut At<'_>, pair: FlowKey, bump: Option<BumpId>) {
         if self.choice(&pair).is_none() {
             self.write(at, pair, bump, false);
         }

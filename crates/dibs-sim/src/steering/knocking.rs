@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use dibs_core::Time;
 use dibs_switch::asking::Negotiation;
-use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::conns::Meant;
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::messages::{Answer, Body, Named, Outcome};
 use dibs_switch::naming::Query;
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
-use super::{About, At, Steering, tuple};
+use super::{About, At, Steering};
 use crate::coverage::Seen;
 
 /// Why a connection is to go to plain.
@@ -26,14 +26,14 @@ pub(super) enum Cause {
 #[derive(Debug, Default)]
 pub(super) struct Knocking {
     /// Connections that are to go to plain.
-    asks: BTreeMap<Pair, (Meant, Cause, Knock)>,
+    asks: BTreeMap<FlowKey, (Meant, Cause, Knock)>,
     /// For the peer, with the questions that are not answered yet.
-    answers: BTreeMap<Pair, (Option<u32>, Knock)>,
+    answers: BTreeMap<FlowKey, (Option<u32>, Knock)>,
 }
 
 impl Knocking {
     /// True if a connection is looked at here.
-    pub(super) fn asks(&self, pair: &Pair) -> bool {
+    pub(super) fn asks(&self, pair: &FlowKey) -> bool {
         self.asks.contains_key(pair)
     }
 
@@ -42,7 +42,7 @@ impl Knocking {
         !self.asks.is_empty()
     }
 
-    pub(super) fn forget(&mut self, pair: &Pair) {
+    pub(super) fn forget(&mut self, pair: &FlowKey) {
         self.asks.remove(pair);
         self.answers.remove(pair);
     }
@@ -69,7 +69,7 @@ impl Steering {
     }
 
     /// The peer said whether it heard this host.
-    pub(super) fn handle_knocked(&mut self, at: &mut At<'_>, pair: &Pair, answer: Answer) {
+    pub(super) fn handle_knocked(&mut self, at: &mut At<'_>, pair: &FlowKey, answer: Answer) {
         if let Some((_, _, knock)) = self.daemon().knocking.asks.get_mut(pair) {
             knock.handle_answer(answer);
         }
@@ -173,8 +173,8 @@ impl Steering {
 }
 
 /// Numbers of a connection, as far as the data path knows them.
-fn numbers(at: &At<'_>, pair: &Pair) -> Option<Numbers> {
-    let tuple: Tuple = tuple(pair);
+fn numbers(at: &At<'_>, pair: &FlowKey) -> Option<Numbers> {
+    let tuple: FlowKey = *pair;
     let conns = at.node.conns();
     let known = conns.iter().filter(|conn| conn.tuple == tuple);
     let known = known.filter_map(|conn| Some((conn.last_seen, conn.stands?)));

@@ -2,17 +2,18 @@
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Meant, Pair, Socket};
+use dibs_switch::conns::{Meant, Socket};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Body, Named, Outcome};
 use dibs_switch::naming::Query;
 use dibs_switch::tracked::{Entry, Tracked};
+use dibs_wire::FlowKey;
 
-use super::{About, Ask, At, LOOK_EVERY, Mark, Steering, tuple};
+use super::{About, Ask, At, LOOK_EVERY, Mark, Steering};
 use crate::coverage::Seen;
 
 /// The bump that a connection is on, and is to be on.
-pub(super) fn stays_on(steering: &mut Steering, pair: &Pair, socket: Socket) -> Option<BumpId> {
+pub(super) fn stays_on(steering: &mut Steering, pair: &FlowKey, socket: Socket) -> Option<BumpId> {
     let on = steering.mark(pair).bump;
     steering.daemon().ruling(pair, socket).stays_on(on)
 }
@@ -59,7 +60,7 @@ pub(super) fn ask_confirmations(steering: &mut Steering, at: &mut At<'_>) {
             |ask: &Ask| ask.query.conn().pair == pair && matches!(ask.about, About::Confirm(_));
         let waits = daemon.asks.values().any(asks);
         let wants = !waits && daemon.conns.get(&pair).lock.wants_asking(bump, at.now);
-        if wants && at.kernel.speaks(&tuple(&pair)) {
+        if wants && at.kernel.speaks(&pair) {
             let query = Query::new(Meant { pair, socket });
             steering.ask(at, query, About::Confirm(bump));
         }
@@ -76,7 +77,7 @@ pub(super) fn on_confirm(
     let answer = |named: &Named| {
         let pair = named.pair.reversed();
         // Before the first packet there is only who listens.
-        let speaks = at.kernel.speaks(&tuple(&pair));
+        let speaks = at.kernel.speaks(&pair);
         let here = at.socket(&pair).filter(|_| speaks).map(|socket| Here {
             socket,
             stays_on: stays_on(steering, &pair, socket),
@@ -92,12 +93,12 @@ pub(super) fn on_confirm(
 
 /// Brings LOCKED in the kernel to what is due.
 pub(super) fn set_locks(steering: &mut Steering, at: &At<'_>) {
-    let entry = |(pair, mark): (&Pair, &Mark)| {
+    let entry = |(pair, mark): (&FlowKey, &Mark)| {
         let (mark, closed) = (mark.seen(), false);
         (*pair, Entry { mark, closed })
     };
     let tracked = Tracked::new(steering.marks.iter().map(entry).collect());
-    let lives = |pair: &Pair| at.socket(pair).map(|_| true);
+    let lives = |pair: &FlowKey| at.socket(pair).map(|_| true);
     let conns = &mut steering.daemon().conns;
     for (pair, _) in conns.mend_locks(at.now, &tracked, lives, |_| false) {
         note_lock(steering, &pair);
@@ -105,19 +106,19 @@ pub(super) fn set_locks(steering: &mut Steering, at: &At<'_>) {
 }
 
 /// Lets a connection take what comes otherwise, before it leaves its bump for another or for plain.
-pub(super) fn unlock_leaving(steering: &mut Steering, pair: &Pair, bump: Option<BumpId>) {
+pub(super) fn unlock_leaving(steering: &mut Steering, pair: &FlowKey, bump: Option<BumpId>) {
     if steering.daemon().conns.get(pair).lock.holds_back(bump) {
         unlock(steering, pair);
     }
 }
 
-pub(super) fn unlock(steering: &mut Steering, pair: &Pair) {
+pub(super) fn unlock(steering: &mut Steering, pair: &FlowKey) {
     steering.update(pair, |conn| conn.lock.release());
     note_lock(steering, pair);
 }
 
 /// The kernel has LOCKED as our record says for the bump that a connection is on.
-pub(super) fn note_lock(steering: &mut Steering, pair: &Pair) {
+pub(super) fn note_lock(steering: &mut Steering, pair: &FlowKey) {
     let bump = steering.mark(pair).bump;
     let locked = bump.is_some() && steering.daemon().conns.get(pair).lock.locked() == bump;
     if let Some(mark) = steering.marks.get_mut(pair)

@@ -9,10 +9,11 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_settings::{BumpId, Level};
 use dibs_switch::asking::Negotiation;
-use dibs_switch::conns::{Meant, Pair, Socket};
+use dibs_switch::conns::{Meant, Socket};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Outcome, Unanswered};
 use dibs_switch::rules::{self, Fit, Ruling, Wants};
 use dibs_switch::telling::TELL_AGAIN;
+use dibs_wire::FlowKey;
 
 use super::knocking::Cause;
 use super::{About, At, Daemon, Steering, Waiter};
@@ -39,15 +40,15 @@ pub enum Selected {
     /// By the numbers that their ports are made of.
     Ports(RangeInclusive<u16>),
     /// One.
-    One(Pair),
+    One(FlowKey),
 }
 
 impl Rule {
     /// Whether it means a connection.
-    pub fn means(&self, pair: &Pair) -> bool {
+    pub fn means(&self, pair: &FlowKey) -> bool {
         match &self.meant {
             // Clients have ports from 20,000 on, servers from 30,000 on, by number of the connection.
-            Selected::Ports(numbers) => numbers.contains(&(pair.local.port() % 10_000)),
+            Selected::Ports(numbers) => numbers.contains(&(pair.sport % 10_000)),
             Selected::One(meant) => pair == meant,
         }
     }
@@ -55,7 +56,7 @@ impl Rule {
 
 impl Rule {
     /// What requires a bump of one connection.
-    pub(super) fn requiring(pair: Pair, bump: BumpId) -> Self {
+    pub(super) fn requiring(pair: FlowKey, bump: BumpId) -> Self {
         Self {
             bump,
             level: Level::Require,
@@ -64,12 +65,12 @@ impl Rule {
     }
 
     /// Whether it is for this connection alone.
-    pub(super) fn is_only_of(&self, pair: &Pair) -> bool {
+    pub(super) fn is_only_of(&self, pair: &FlowKey) -> bool {
         matches!(&self.meant, Selected::One(one) if one == pair)
     }
 }
 
-impl rules::Rule<Pair> for Rule {
+impl rules::Rule<FlowKey> for Rule {
     fn bump(&self) -> BumpId {
         self.bump
     }
@@ -78,7 +79,7 @@ impl rules::Rule<Pair> for Rule {
         self.level
     }
 
-    fn fit(&self, live: &Pair) -> Fit {
+    fn fit(&self, live: &FlowKey) -> Fit {
         match self.means(live) {
             true => Fit::Means,
             false => Fit::Not,
@@ -138,9 +139,9 @@ impl Daemon {
     /// A connection, beside the rules that hold.
     pub(super) fn ruling<'a>(
         &'a self,
-        pair: &'a Pair,
+        pair: &'a FlowKey,
         socket: Socket,
-    ) -> Ruling<'a, slice::Iter<'a, Rule>, Pair> {
+    ) -> Ruling<'a, slice::Iter<'a, Rule>, FlowKey> {
         Ruling {
             rules: self.known.rules.iter(),
             live: pair,
@@ -402,7 +403,7 @@ fn follow_again(steering: &mut Steering, at: &mut At<'_>) {
         return;
     }
     let moved = steering.daemon().conns.take_moved(at.now);
-    let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
+    let moved: BTreeMap<FlowKey, Option<BumpId>> = moved.into_iter().collect();
     let again = |daemon: &Daemon, conn: &Meant| {
         let ruling = daemon.ruling(&conn.pair, conn.socket);
         moved
@@ -453,7 +454,7 @@ pub fn look_at_session(steering: &mut Steering, at: &mut At<'_>) {
 }
 
 /// Which way a packet of the local kernel takes: OUTPUT's order.
-pub fn way(steering: &mut Steering, pair: &Pair) -> Way {
+pub fn way(steering: &mut Steering, pair: &FlowKey) -> Way {
     let required = steering.requires(pair);
     let mark = steering.marks.entry(*pair).or_default();
     let mut rules = steering.rules.iter().filter(|rule| rule.means(pair));
