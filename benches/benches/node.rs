@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use dibs_benches::instructions::Instructions;
+use dibs_core::Time;
 use dibs_core::bump::{self, Decode};
 use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::stream::rx::{Decoders, Piece, RxStream, Sink, Store};
-use dibs_core::{Prefix, Time};
 use dibs_settings::{Handshake, Opening, Scheduler};
 use dibs_wire::checksum::crc32c;
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::frame::{BASE_OFFSET, TcpFields};
 use dibs_wire::packet::{IpMeta, flags};
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 
 const PAYLOAD: usize = 64 * 1024 - 512;
 /// Virtual time between superpackets: 9.5 Gbit/s.
@@ -65,7 +65,7 @@ impl Wire {
                 peers: vec![PeerConfig {
                     public: PublicKey::from(&keys[1 - host]),
                     preshared: None,
-                    prefixes: vec![Prefix::new(inner(1 - host), 32).expect("32 bits")],
+                    prefixes: vec![inner(1 - host).into()],
                     accept: vec![Opening::ANY],
                     endpoints: if host == 0 {
                         (0..paths).map(|p| (p, addr(1, p))).collect()
@@ -110,12 +110,7 @@ impl Wire {
     }
 
     fn superpacket(&mut self) {
-        let tuple = Tuple {
-            src: inner(0),
-            dst: inner(1),
-            sport: 40_000,
-            dport: 80,
-        };
+        let tuple = FlowKey::tcp((inner(0), 40_000), (inner(1), 80));
         let headers = Headers {
             tuple,
             meta: IpMeta {

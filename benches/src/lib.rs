@@ -9,7 +9,7 @@ use std::time::Duration;
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
 use dibs_wire::emit::Headers;
 use dibs_wire::packet::{IpMeta, flags};
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 
 /// The message of the papers' Table II, in bytes.
 pub const MESSAGE: usize = 1280;
@@ -51,12 +51,7 @@ pub fn message(len: usize) -> Vec<u8> {
 /// The headers of a superpacket from the first of these addresses to the second.
 pub fn headers([src, dst]: [IpAddr; 2]) -> Headers<'static> {
     Headers {
-        tuple: Tuple {
-            src,
-            dst,
-            sport: 40_000,
-            dport: 80,
-        },
+        tuple: FlowKey::tcp((src, 40_000), (dst, 80)),
         meta: IpMeta {
             tos: 0,
             ttl: 64,

@@ -6,7 +6,8 @@ use std::collections::{HashMap, HashSet};
 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Socket;
+use dibs_wire::FlowKey;
 
 use crate::live::Live;
 
@@ -34,7 +35,7 @@ impl Arrived {
 #[derive(Default)]
 pub(crate) struct Answers {
     /// The connections of the last `enable` for each bump, as far as they live.
-    arrived: HashMap<Pair, Arrived>,
+    arrived: HashMap<FlowKey, Arrived>,
     /// Bumps that the last connections were taken back from, for nothing came back.
     silent: HashSet<BumpId>,
 }
@@ -55,8 +56,8 @@ impl Answers {
     pub(crate) fn note_arrived(
         &mut self,
         bump: BumpId,
-        meant: &HashMap<Pair, Socket>,
-        counts: &HashMap<Pair, TcpCounts>,
+        meant: &HashMap<FlowKey, Socket>,
+        counts: &HashMap<FlowKey, TcpCounts>,
     ) {
         let arrived = &mut self.arrived;
         arrived.retain(|pair, known| known.bump != bump || meant.contains_key(pair));
@@ -75,7 +76,7 @@ impl Answers {
     }
 
     /// Whether a connection has got anything by the device that it came to last.
-    pub(crate) fn is_answered(&self, pair: &Pair, counts: &TcpCounts) -> bool {
+    pub(crate) fn is_answered(&self, pair: &FlowKey, counts: &TcpCounts) -> bool {
         let arrived = self.arrived.get(pair);
         arrived.is_some_and(|arrived| arrived.is_answered(counts))
     }

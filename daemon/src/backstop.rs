@@ -3,14 +3,13 @@
 use dibs_config::Level;
 use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
 use dibs_policy::conntrack::Connection;
-use dibs_policy::{Backstop, Desired, Ends, Error, Known, Place, Standing, Strength};
-use dibs_switch::conns::Pair;
-use nix::libc;
+use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing, Strength};
+use dibs_wire::FlowKey;
 
 use crate::daemon::{Daemon, State};
 use crate::gateway;
 use crate::rules::Rule;
-use crate::terms::{ends, marks, policy_ends};
+use crate::steering::marks;
 use crate::wakers::Task;
 
 /// For the user.
@@ -36,8 +35,8 @@ impl State {
         for (pair, conn) in self.conns.iter() {
             let chosen = conn.choice.get().filter(|choice| !choice.pending);
             match chosen.map_or(conn.followed(), |choice| choice.bump) {
-                Some(_) => known.bumped.insert(policy_ends(pair)),
-                None if chosen.is_some() => known.plain.insert(policy_ends(pair)),
+                Some(_) => known.bumped.insert(*pair),
+                None if chosen.is_some() => known.plain.insert(*pair),
                 None => false,
             };
         }
@@ -149,17 +148,14 @@ pub(crate) async fn ensure_backed(daemon: &Daemon) -> anyhow::Result<()> {
 pub(crate) async fn note_places(
     daemon: &Daemon,
     backstop: &mut Backstop,
-    places: &[(Pair, Place)],
+    places: &[(FlowKey, Place)],
 ) {
-    let places: Vec<(Ends, Place)> = {
+    let places: Vec<(FlowKey, Place)> = {
         let conns = &daemon.state.borrow().conns;
-        let decided = |(pair, place): &&(Pair, Place)| {
+        let decided = |(pair, place): &&(FlowKey, Place)| {
             *place != Place::Elsewhere || conns.get(pair).choice.get().is_none()
         };
-        let known = places.iter().filter(decided);
-        known
-            .map(|(pair, place)| (policy_ends(pair), *place))
-            .collect()
+        places.iter().filter(decided).copied().collect()
     };
     let before = backstop.standing().clone();
     // What failed shows in how it stands now, and is tried again.
@@ -188,7 +184,7 @@ pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
 }
 
 /// A connection that followed has ended.
-pub(crate) async fn forget_followed(daemon: &Daemon, pair: &Pair) {
+pub(crate) async fn forget_followed(daemon: &Daemon, pair: &FlowKey) {
     let mut backstop = daemon.kernel.backstop().await;
     daemon.update(pair, |conn| conn.handle_followed(None));
     let place = (*pair, Place::Elsewhere);
@@ -204,15 +200,10 @@ pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Er
 }
 
 /// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
-fn ours(daemon: &Daemon, entry: &Connection) -> Option<Pair> {
-    if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
-        return None;
-    }
-    let is_ours = |pair: &Pair| {
-        daemon.host.has(pair.local.ip()) && daemon.peer_of(pair.remote.ip()).is_some()
-    };
-    let is_ours = |pair: &Pair| is_ours(pair) || gateway::passes(daemon, pair);
-    ends(entry).into_iter().find(is_ours)
+fn ours(daemon: &Daemon, entry: &Connection) -> Option<FlowKey> {
+    let is_ours = |pair: &FlowKey| daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some();
+    let is_ours = |pair: &FlowKey| is_ours(pair) || gateway::passes(daemon, pair);
+    entry.ends().into_iter().find(is_ours)
 }
 
 /// Brings the backstop to what is locked of connections that pass: what is forged of others their

@@ -7,12 +7,13 @@ use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::{Connection, LOOKUPS};
 use dibs_policy::sockets::{self, TcpSocket};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Socket;
+use dibs_wire::FlowKey;
 
 use crate::clock::wall;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::{ends, marks, pair_of, tuple};
+use crate::steering::marks;
 use crate::{gateway, silence};
 
 /// The kernel's TCP states, include/net/tcp_states.h.
@@ -27,7 +28,7 @@ pub(crate) async fn all(daemon: &Daemon) -> anyhow::Result<Vec<Live>> {
     if installed && lives.len() <= LOOKUPS {
         let mut conntrack = daemon.kernel.conntrack()?;
         for live in &mut lives {
-            let entry = conntrack.get(&tuple(&live.pair)).await?;
+            let entry = conntrack.get(&live.pair).await?;
             live.mark = entry.map_or(0, |entry| entry.mark);
         }
     } else if installed {
@@ -68,13 +69,9 @@ pub(crate) async fn sockets_as<U>(
 /// Those of these connections that there are, without looking at marks.
 pub(crate) async fn sockets_of(
     daemon: &Daemon,
-    pairs: &[Pair],
-) -> Result<HashMap<Pair, Live>, dibs_policy::Error> {
-    let ends: Vec<_> = pairs
-        .iter()
-        .map(|pair| (pair.local.into(), pair.remote.into()))
-        .collect();
-    let found = sockets::find(&ends).await?.into_iter();
+    pairs: &[FlowKey],
+) -> Result<HashMap<FlowKey, Live>, dibs_policy::Error> {
+    let found = sockets::find(pairs).await?.into_iter();
     let lives = found.filter_map(|socket| live(daemon, socket));
     let lives = lives.chain(gateway::passing_of(daemon, pairs).await?);
     Ok(lives.map(|live| (live.pair, live)).collect())
@@ -82,11 +79,8 @@ pub(crate) async fn sockets_of(
 
 fn live(daemon: &Daemon, socket: TcpSocket) -> Option<Live> {
     Some(Live {
-        pair: Pair {
-            local: socket.local.into(),
-            remote: socket.remote.into(),
-        },
-        peer: daemon.peer_of(socket.remote.ip())?,
+        pair: socket.key,
+        peer: daemon.peer_of(socket.key.dst)?,
         socket: Socket(socket.cookie as u32),
         uid: Some(socket.uid),
         inode: socket.inode,
@@ -113,9 +107,9 @@ fn marked(daemon: &Daemon, live: &Live) -> Option<BumpId> {
 /// What the user is shown of connections, in the same order.
 pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<Vec<ConnInfo>> {
     let (_, conns) = daemon.driver.conns().await?;
-    let mut carried: HashMap<Pair, Vec<ConnSnapshot>> = HashMap::new();
+    let mut carried: HashMap<FlowKey, Vec<ConnSnapshot>> = HashMap::new();
     for conn in conns {
-        carried.entry(pair_of(&conn.tuple)).or_default().push(conn);
+        carried.entry(conn.tuple).or_default().push(conn);
     }
     let inodes: HashSet<u64> = lives.iter().map(|live| live.inode).collect();
     // It reads all of /proc.
@@ -130,8 +124,8 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
         infos.push(ConnInfo {
             id,
             peer: daemon.peer_name(live.peer).to_owned(),
-            local: live.pair.local.into(),
-            remote: live.pair.remote.into(),
+            local: live.pair.source(),
+            remote: live.pair.destination(),
             bump: daemon.bumps.name_of(bump).to_owned(),
             process: process.map(|process| process.name.clone()),
             pid: process.map(|process| process.pid),
@@ -165,14 +159,14 @@ fn by_path(daemon: &Daemon, conns: &[ConnSnapshot]) -> Vec<ConnPathInfo> {
 
 /// Forgets the numbers of connections that are gone.
 pub(crate) fn forget_gone(daemon: &Daemon, lives: &[Live]) {
-    let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
+    let alive: HashSet<FlowKey> = lives.iter().map(|live| live.pair).collect();
     daemon.registry.borrow_mut().retain(&alive);
 }
 
 /// A tracked connection as either end may have begun it, if the other is behind a peer.
-pub(crate) fn ends_to_peers(daemon: &Daemon, entry: &Connection) -> impl Iterator<Item = Pair> {
-    let to_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()).is_some();
-    ends(entry).into_iter().filter(to_peer)
+pub(crate) fn ends_to_peers(daemon: &Daemon, entry: &Connection) -> impl Iterator<Item = FlowKey> {
+    let to_peer = |pair: &FlowKey| daemon.peer_of(pair.dst).is_some();
+    entry.ends().into_iter().filter(to_peer)
 }
 
 /// All connections to peers.

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use dibs_config::Config;
-use dibs_switch::conns::Pair;
 use dibs_switch::table::Conn;
+use dibs_wire::FlowKey;
 
 use crate::answers::Answers;
 use crate::bumps::Bumps;
@@ -94,7 +94,7 @@ impl Daemon {
     }
 
     /// Changes what is known of a connection.
-    pub(crate) fn update<R>(&self, pair: &Pair, change: impl FnOnce(&mut Conn) -> R) -> R {
+    pub(crate) fn update<R>(&self, pair: &FlowKey, change: impl FnOnce(&mut Conn) -> R) -> R {
         self.state.borrow_mut().conns.update(pair, change)
     }
 

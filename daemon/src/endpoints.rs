@@ -11,7 +11,6 @@ use dibs_control::EndpointInfo;
 
 use crate::driver::{Driver, Gone};
 use crate::interfaces::Inventory;
-use crate::terms::unscoped;
 use schedule::Schedule;
 
 /// The addresses of each IP version that are used of a name.
@@ -283,6 +282,12 @@ impl Named {
             "the name {host} has {its} addresses alone, and path {path} has {ours} addresses alone"
         ))
     }
+}
+
+/// Endpoint without the number of its interface, which a link-local one may have: the path says that, and one endpoint
+/// would be two.
+pub(crate) fn unscoped(to: SocketAddr) -> SocketAddr {
+    SocketAddr::new(to.ip(), to.port())
 }
 
 /// The first few addresses of each IP version, of those that a host can have.

@@ -6,16 +6,15 @@ use std::hash::Hasher as _;
 use std::net::IpAddr;
 
 use dibs_config::Config;
+use dibs_policy::Error;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::TcpCounts;
-use dibs_policy::{Ends, Error};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Pair, Socket};
-use nix::libc;
+use dibs_switch::conns::{Choice, Socket};
+use dibs_wire::FlowKey;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::{ends, flow_tuple, policy_ends, tuple};
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const SYN_SENT: u8 = 1;
@@ -72,20 +71,17 @@ pub(crate) fn note_passing(daemon: &Daemon) {
 }
 
 /// Whether a connection is not this host's own, but passes it.
-pub(crate) fn passes(daemon: &Daemon, pair: &Pair) -> bool {
-    let local = pair.local.ip();
+pub(crate) fn passes(daemon: &Daemon, pair: &FlowKey) -> bool {
+    let local = pair.src;
     is_behind(&daemon.config, local)
         && !daemon.host.has(local)
-        && daemon.peer_of(pair.remote.ip()).is_some()
+        && daemon.peer_of(pair.dst).is_some()
 }
 
 /// A tracked connection that passes this host.
 pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
-    if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
-        return None;
-    }
-    let pair = ends(entry).into_iter().find(|pair| passes(daemon, pair))?;
-    let began = entry.original.source == pair.local.into();
+    let pair = entry.ends().into_iter().find(|pair| passes(daemon, pair))?;
+    let began = entry.original.source() == pair.source();
     let in_order = |[first, second]: [u64; 2]| match began {
         true => (first, second),
         false => (second, first),
@@ -96,7 +92,7 @@ pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
     let state = entry.tcp_state.unwrap_or(ESTABLISHED);
     Some(Live {
         pair,
-        peer: daemon.peer_of(pair.remote.ip())?,
+        peer: daemon.peer_of(pair.dst)?,
         socket: name(entry),
         uid: None,
         inode: 0,
@@ -128,11 +124,10 @@ pub(crate) async fn all_passing(daemon: &Daemon) -> Result<Vec<Live>, Error> {
 }
 
 /// Those of these connections that pass this host.
-pub(crate) async fn passing_of(daemon: &Daemon, pairs: &[Pair]) -> Result<Vec<Live>, Error> {
+pub(crate) async fn passing_of(daemon: &Daemon, pairs: &[FlowKey]) -> Result<Vec<Live>, Error> {
     let mut found = Vec::new();
     for pair in pairs.iter().filter(|pair| passes(daemon, pair)) {
-        let tuple = tuple(pair);
-        let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
+        let entry = daemon.kernel.conntrack()?.get(pair).await?;
         found.extend(entry.and_then(|entry| passing(daemon, &entry)));
     }
     Ok(found)
@@ -146,7 +141,7 @@ pub(crate) fn was_passing(daemon: &Daemon, entry: &Connection) -> bool {
 }
 
 /// Whether a connection that has no entry may live all the same.
-pub(crate) fn may_live(daemon: &Daemon, pair: &Pair) -> bool {
+pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
     passes(daemon, pair) && !daemon.state.borrow().conns.get(pair).ended
 }
 
@@ -162,22 +157,23 @@ pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
 
 /// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
 /// host does not know it any more it says so.
-pub(crate) async fn rename(daemon: &Daemon, pair: &Pair, bump: BumpId) -> Result<(), Error> {
+pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Result<(), Error> {
     for live in passing_of(daemon, std::slice::from_ref(pair)).await? {
         daemon.update(pair, |conn| conn.choice.rename(live.socket));
         if !daemon.bumps.is_outside(bump) {
             // Without the data path nobody can be asked.
-            let _ = daemon.driver.solicit(bump, flow_tuple(pair));
+            let _ = daemon.driver.solicit(bump, *pair);
         }
     }
     Ok(())
 }
 
 /// The connections that pass and are locked.
-pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<Ends> {
-    let locked: Vec<Pair> = daemon.state.borrow().conns.locked().collect();
-    let passing = locked.into_iter().filter(|pair| passes(daemon, pair));
-    passing.map(|pair| policy_ends(&pair)).collect()
+pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
+    let locked: Vec<FlowKey> = daemon.state.borrow().conns.locked().collect();
+    { locked.into_iter() }
+        .filter(|pair| passes(daemon, pair))
+        .collect()
 }
 
 /// What tells a tracked connection from others of the same ends, before and after it.

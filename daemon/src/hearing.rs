@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Socket;
+use dibs_wire::FlowKey;
 
 use crate::answers::Heard;
 use crate::connections;
@@ -25,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Waits until something came back by the device of `bump` of what these connections, which have just come to it,
 /// send and receive; not for those that send nothing.
 pub(crate) async fn hear(daemon: &Daemon, bump: BumpId, moved: &[Live]) -> anyhow::Result<Heard> {
-    let mut meant: HashMap<Pair, Socket> =
+    let mut meant: HashMap<FlowKey, Socket> =
         moved.iter().map(|live| (live.pair, live.socket)).collect();
     let begin = Instant::now();
     let rtts = moved.iter().map(|live| live.counts.rtt_us);
@@ -83,8 +84,8 @@ pub(crate) async fn hear(daemon: &Daemon, bump: BumpId, moved: &[Live]) -> anyho
 
 async fn counts_of(
     daemon: &Daemon,
-    meant: &HashMap<Pair, Socket>,
-) -> anyhow::Result<HashMap<Pair, TcpCounts>> {
+    meant: &HashMap<FlowKey, Socket>,
+) -> anyhow::Result<HashMap<FlowKey, TcpCounts>> {
     let counts = |live: Live| {
         let is_meant = meant.get(&live.pair) == Some(&live.socket);
         is_meant.then_some((live.pair, live.counts))

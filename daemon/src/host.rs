@@ -4,11 +4,11 @@ use std::cell::{Ref, RefCell};
 use std::net::IpAddr;
 
 use dibs_config::Config;
+use dibs_settings::BumpId;
 
 use crate::driver::{Driver, Gone};
 use crate::interfaces::{Interfaces, Inventory, own_addresses, sorted};
 use crate::links::Links;
-use crate::terms::is_our_tun;
 
 /// What is known of this host. Inputs are [`refresh`](Self::refresh) and [`keep_addresses`](Self::keep_addresses), the
 /// command is [`follow_links`](Self::follow_links); the data path is told what is new.
@@ -34,7 +34,7 @@ impl Host {
         Self {
             driver,
             interfaces,
-            addresses: RefCell::new(inventory.host_addresses(is_our_tun)),
+            addresses: RefCell::new(inventory.host_addresses(BumpId::is_tun)),
             reachable: RefCell::new(inventory.reachable(&config.paths)),
             inventory: RefCell::new(inventory),
             links: Links::new(config.paths.len()),
@@ -69,7 +69,7 @@ impl Host {
 
     /// Those of these addresses that no interface has any more.
     pub(crate) fn missing(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
-        let there = self.inventory.borrow().host_addresses(is_our_tun);
+        let there = self.inventory.borrow().host_addresses(BumpId::is_tun);
         let missing = addresses.iter().filter(|address| !there.contains(address));
         missing.copied().collect()
     }
@@ -79,7 +79,7 @@ impl Host {
     pub(crate) fn keep_addresses(&self, config: &Config, used: Vec<IpAddr>) -> Result<bool, Gone> {
         let inventory = self.inventory.borrow();
         let outlive = self.missing(&self.reachable.borrow()).into_iter();
-        let addresses = inventory.host_addresses(is_our_tun).into_iter();
+        let addresses = inventory.host_addresses(BumpId::is_tun).into_iter();
         let addresses = sorted(addresses.chain(used));
         let changed = *self.addresses.borrow() != addresses;
         if changed {

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::{Daemon, State};
 use crate::interfaces::Inventory;
 use crate::steering::desired;
-use crate::terms::policy_prefix;
 use crate::volumes::write;
 
 /// Name in the configured directory.
@@ -46,7 +45,7 @@ impl Kept {
             version: VERSION,
             control_socket: config.daemon.control_socket.clone(),
             wish: Desired {
-                sessions: peers.map(|net| (policy_prefix(net), false)).collect(),
+                sessions: peers.map(|net| (*net, false)).collect(),
                 ..desired(config, inventory, rules.into_iter(), &bumps, &[])
             },
         }

@@ -11,11 +11,12 @@ use anyhow::Context as _;
 use dibs_core::Time;
 use dibs_io::{PacketEar, PacketSender};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::conns::Meant;
 use dibs_switch::engine::asks::{self, ROUND};
 use dibs_switch::engine::stands_on;
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::messages::{Body, Named, Outcome, Unanswered};
+use dibs_wire::FlowKey;
 use nix::net::if_::if_nametoindex;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -24,7 +25,7 @@ use crate::clock::{instant, now};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::locking;
-use crate::terms::{flow_tuple, marks, pair_of};
+use crate::steering::marks;
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
@@ -34,14 +35,14 @@ const SOLICIT_EVERY: Duration = Duration::from_millis(600);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The knocks of some connections that go on together.
-type Knocks = BTreeMap<Pair, Knock>;
+type Knocks = BTreeMap<FlowKey, Knock>;
 
 /// Connections of these that cannot leave their bumps for plain, and why. Those that are on no bump, and those
 /// on another program's device, are not looked at.
 pub(crate) async fn refusals(
     daemon: &Daemon,
     lives: &[Live],
-) -> anyhow::Result<BTreeMap<Pair, Refusal>> {
+) -> anyhow::Result<BTreeMap<FlowKey, Refusal>> {
     let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
     for live in lives.iter().filter(|live| !live.over) {
         let on = stands_on(daemon, live);
@@ -60,7 +61,7 @@ pub(crate) async fn refusals(
             }
             let some = knock(daemon, *peer, lives).await?;
             let is_silent =
-                |(_, why): &(Pair, Refusal)| *why == Refusal::Peer(Err(Unanswered::Silent));
+                |(_, why): &(FlowKey, Refusal)| *why == Refusal::Peer(Err(Unanswered::Silent));
             answers_none = some.len() == lives.len() && some.iter().all(is_silent);
             refused.extend(some);
         }
@@ -75,11 +76,12 @@ async fn knock(
     daemon: &Daemon,
     peer: usize,
     lives: &[Live],
-) -> anyhow::Result<Vec<(Pair, Refusal)>> {
-    let pairs: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
+) -> anyhow::Result<Vec<(FlowKey, Refusal)>> {
+    let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
     let numbers = numbers_of(daemon, &pairs).await?;
     let unknown = pairs.iter().filter(|pair| !numbers.contains_key(pair));
-    let mut refused: Vec<(Pair, Refusal)> = unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
+    let mut refused: Vec<(FlowKey, Refusal)> =
+        unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
     let known = lives.iter().filter(|live| numbers.contains_key(&live.pair));
     let meant: Vec<Meant> = known.map(Meant::from).collect();
     if meant.is_empty() {
@@ -130,12 +132,12 @@ pub(crate) async fn on_knock(
     conns: Vec<(Named, Numbers)>,
 ) -> Vec<(Outcome, u64)> {
     let answered = async {
-        let pairs: Vec<Pair> = { conns.iter() }
+        let pairs: Vec<FlowKey> = { conns.iter() }
             .map(|(named, _)| named.pair.reversed())
             .collect();
         let (lives, tracked) = locking::looked_up(daemon, &pairs).await?;
         let mut outcomes: Vec<Option<(Outcome, u64)>> = vec![None; conns.len()];
-        let mut meant: BTreeMap<Pair, Numbers> = BTreeMap::new();
+        let mut meant: BTreeMap<FlowKey, Numbers> = BTreeMap::new();
         for (index, ((named, theirs), pair)) in conns.iter().zip(&pairs).enumerate() {
             match lives.get(pair).filter(|live| live.peer == peer) {
                 None => outcomes[index] = Some((Outcome::NoConnection, 0)),
@@ -145,11 +147,11 @@ pub(crate) async fn on_knock(
                 Some(_) => drop(meant.insert(*pair, *theirs)),
             }
         }
-        let is_bumped = |pair: &Pair| tracked.bump(pair).is_some();
+        let is_bumped = |pair: &FlowKey| tracked.bump(pair).is_some();
         let replies = reply(daemon, &meant, is_bumped).await?;
         let outcomes = outcomes.into_iter().zip(&pairs);
         let failed = (Outcome::Failed, 0);
-        let reply = |pair: &Pair| replies.get(pair).copied().unwrap_or(failed);
+        let reply = |pair: &FlowKey| replies.get(pair).copied().unwrap_or(failed);
         anyhow::Ok(
             outcomes
                 .map(|(known, pair)| known.unwrap_or_else(|| reply(pair)))
@@ -169,15 +171,15 @@ pub(crate) async fn on_knock(
 /// where they stand.
 async fn reply(
     daemon: &Rc<Daemon>,
-    meant: &BTreeMap<Pair, Numbers>,
-    is_bumped: impl Fn(&Pair) -> bool,
-) -> anyhow::Result<HashMap<Pair, (Outcome, u64)>> {
+    meant: &BTreeMap<FlowKey, Numbers>,
+    is_bumped: impl Fn(&FlowKey) -> bool,
+) -> anyhow::Result<HashMap<FlowKey, (Outcome, u64)>> {
     let mut replies = HashMap::new();
     if meant.is_empty() {
         return Ok(replies);
     }
     let plain = Plain::open(daemon, meant.keys())?;
-    let bumped: Vec<Pair> = meant
+    let bumped: Vec<FlowKey> = meant
         .keys()
         .filter(|pair| is_bumped(pair))
         .copied()
@@ -214,7 +216,10 @@ async fn reply(
 }
 
 /// Numbers of connections that are on bumps, as far as the data path knows or the kernel says.
-async fn numbers_of(daemon: &Daemon, pairs: &[Pair]) -> anyhow::Result<HashMap<Pair, Numbers>> {
+async fn numbers_of(
+    daemon: &Daemon,
+    pairs: &[FlowKey],
+) -> anyhow::Result<HashMap<FlowKey, Numbers>> {
     let begin = Instant::now();
     let mut solicited: Option<Instant> = None;
     let bumps: Vec<BumpId> = {
@@ -223,17 +228,17 @@ async fn numbers_of(daemon: &Daemon, pairs: &[Pair]) -> anyhow::Result<HashMap<P
         installed.filter_map(|id| daemon.bumps.inside(id)).collect()
     };
     loop {
-        let mut known: HashMap<Pair, (Time, Numbers)> = HashMap::new();
+        let mut known: HashMap<FlowKey, (Time, Numbers)> = HashMap::new();
         let (_, conns) = daemon.driver.conns().await?;
         for conn in conns {
             let Some((sent_end, acked)) = conn.stands else {
                 continue;
             };
             let found = (conn.last_seen, Numbers::of(sent_end, acked));
-            let latest = known.entry(pair_of(&conn.tuple)).or_insert(found);
+            let latest = known.entry(conn.tuple).or_insert(found);
             *latest = (*latest).max(found);
         }
-        let unknown: Vec<&Pair> = { pairs.iter() }
+        let unknown: Vec<&FlowKey> = { pairs.iter() }
             .filter(|pair| !known.contains_key(pair))
             .collect();
         if unknown.is_empty() || begin.elapsed() >= TOLD_WITHIN {
@@ -244,7 +249,7 @@ async fn numbers_of(daemon: &Daemon, pairs: &[Pair]) -> anyhow::Result<HashMap<P
             solicited = Some(Instant::now());
             for pair in unknown {
                 for bump in &bumps {
-                    daemon.driver.solicit(*bump, flow_tuple(pair))?;
+                    daemon.driver.solicit(*bump, *pair)?;
                 }
             }
         }
@@ -273,14 +278,14 @@ struct Plain {
 impl Plain {
     fn open<'a>(
         daemon: &Daemon,
-        pairs: impl Iterator<Item = &'a Pair> + Clone,
+        pairs: impl Iterator<Item = &'a FlowKey> + Clone,
     ) -> anyhow::Result<Self> {
         let own = marks(&daemon.config).own();
         let mut heard: BTreeMap<bool, Heard> = BTreeMap::new();
-        for Pair { local, remote } in pairs {
-            let (sources, ports) = heard.entry(remote.ip().is_ipv4()).or_default();
-            sources.insert(remote.ip());
-            ports.insert((remote.port(), local.port()));
+        for pair in pairs {
+            let (sources, ports) = heard.entry(pair.dst.is_ipv4()).or_default();
+            sources.insert(pair.dst);
+            ports.insert((pair.dport, pair.sport));
         }
         let (mut senders, mut ears) = (Vec::new(), Vec::new());
         for (is_v4, (sources, ports)) in heard {
@@ -307,7 +312,7 @@ impl Plain {
         let now = now();
         for (pair, knock) in knocks {
             while let Some(own) = knock.poll_send(now) {
-                let (from, to) = (pair.local.ip(), pair.remote.ip());
+                let (from, to) = (pair.src, pair.dst);
                 let sender = self
                     .senders
                     .iter()
@@ -343,7 +348,7 @@ impl Plain {
         }
     }
 
-    async fn heard(&self, ear: &AsyncFd<PacketEar>) -> (Pair, Numbers) {
+    async fn heard(&self, ear: &AsyncFd<PacketEar>) -> (FlowKey, Numbers) {
         loop {
             // Only without a runtime there is none.
             let Ok(mut ready) = ear.readable().await else {

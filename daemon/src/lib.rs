@@ -64,7 +64,6 @@ mod subflows;
 mod switching;
 mod tasks;
 mod telling;
-pub mod terms;
 mod tracking;
 mod translated;
 mod turns;

@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 use dibs_control::ConnId;
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Meant, Pair, Socket};
+use dibs_switch::conns::{Meant, Socket};
+use dibs_wire::FlowKey;
 
 /// A TCP connection of this host, or of a host behind it, to a host behind a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     /// Its ends.
-    pub pair: Pair,
+    pub pair: FlowKey,
     /// The peer's index.
     pub peer: usize,
     /// The socket, as peers know it: of the kernel's number, the lower half. Of a connection that
@@ -49,7 +50,7 @@ impl From<&Live> for Meant {
 /// Numbers of connections, and when what was seen of them.
 #[derive(Default)]
 pub(crate) struct Registry {
-    known: HashMap<Pair, Known>,
+    known: HashMap<FlowKey, Known>,
     last: ConnId,
 }
 
@@ -62,7 +63,7 @@ struct Known {
 
 impl Registry {
     /// Forgets all but these.
-    pub(crate) fn retain(&mut self, alive: &HashSet<Pair>) {
+    pub(crate) fn retain(&mut self, alive: &HashSet<FlowKey>) {
         self.known.retain(|pair, _| alive.contains(pair));
     }
 

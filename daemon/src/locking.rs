@@ -8,16 +8,16 @@ use std::time::Duration;
 use dibs_config::Fail;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
 use dibs_settings::BumpId;
-use dibs_switch::conns::Pair;
 use dibs_switch::table::Conn;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
+use dibs_wire::FlowKey;
 
 use crate::bumps::translated;
 use crate::clock::{instant, now};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::state_file::Saved;
-use crate::terms::{marks, tuple};
+use crate::steering::marks;
 use crate::wakers::Task;
 use crate::{backstop, connections, gateway, marking};
 
@@ -80,7 +80,7 @@ pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_
     let mut conntrack = daemon.kernel.conntrack()?;
     for (pair, bump) in moves {
         let (mark, mask) = (layout.bump(bump), layout.bump_mask());
-        conntrack.set_mark(&tuple(&pair), mark, mask).await?;
+        conntrack.set_mark(&pair, mark, mask).await?;
     }
     Ok(())
 }
@@ -121,7 +121,7 @@ async fn tracked_as(
 /// As [`tracked`], at least of these connections.
 pub(crate) async fn tracked_of(
     daemon: &Daemon,
-    pairs: &[Pair],
+    pairs: &[FlowKey],
 ) -> Result<Tracked, dibs_policy::Error> {
     if pairs.len() > LOOKUPS {
         return tracked(daemon).await;
@@ -141,11 +141,11 @@ pub(crate) fn entry(daemon: &Daemon, found: &Connection) -> Entry {
 }
 
 /// What conntrack has of these connections, one by one.
-async fn got(daemon: &Daemon, pairs: &[Pair]) -> Result<Tracked, dibs_policy::Error> {
+async fn got(daemon: &Daemon, pairs: &[FlowKey]) -> Result<Tracked, dibs_policy::Error> {
     let mut conntrack = daemon.kernel.conntrack()?;
     let mut tracked = Vec::new();
     for pair in pairs {
-        if let Some(found) = conntrack.get(&tuple(pair)).await? {
+        if let Some(found) = conntrack.get(pair).await? {
             tracked.push((*pair, entry(daemon, &found)));
         }
     }
@@ -155,8 +155,8 @@ async fn got(daemon: &Daemon, pairs: &[Pair]) -> Result<Tracked, dibs_policy::Er
 /// What is alive of these connections, and what conntrack has of them.
 pub(crate) async fn looked_up(
     daemon: &Daemon,
-    pairs: &[Pair],
-) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
+    pairs: &[FlowKey],
+) -> anyhow::Result<(HashMap<FlowKey, Live>, Tracked)> {
     let tracked = got(daemon, pairs).await?;
     Ok((connections::sockets_of(daemon, pairs).await?, tracked))
 }
@@ -164,9 +164,9 @@ pub(crate) async fn looked_up(
 /// Locks what is due.
 async fn lock_due(daemon: &Daemon) -> anyhow::Result<()> {
     let now = now();
-    let due: Vec<Pair> = daemon.state.borrow().conns.locks_due(now).collect();
+    let due: Vec<FlowKey> = daemon.state.borrow().conns.locks_due(now).collect();
     let (lives, tracked) = looked_up(daemon, &due).await?;
-    let is_on = |pair: &Pair, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
+    let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
     let due = daemon.state.borrow_mut().conns.lock_due(now, is_on);
     let mut conntrack = daemon.kernel.conntrack()?;
     for (pair, bump) in due {
@@ -185,7 +185,7 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
     let now = now();
     let _looking = daemon.kernel.looking().await;
     // Before the sockets: what is locked and has none has ended.
-    let mut known: Vec<Pair> = {
+    let mut known: Vec<FlowKey> = {
         let conns = &daemon.state.borrow().conns;
         conns.locked().chain(conns.locks_due(now)).collect()
     };
@@ -200,11 +200,11 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         known.dedup();
         tracked_of(daemon, &known).await?
     };
-    let lives = |pair: &Pair| {
+    let lives = |pair: &FlowKey| {
         let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
         Some(lives[at].1)
     };
-    let passes = |pair: &Pair| gateway::passes(daemon, pair);
+    let passes = |pair: &FlowKey| gateway::passes(daemon, pair);
     let mends = {
         let conns = &mut daemon.state.borrow_mut().conns;
         conns.mend_locks(now, &tracked, lives, passes)
@@ -213,11 +213,11 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
     for (pair, mend) in mends {
         match mend {
             Mend::Lock(bump) => lock(daemon, &mut conntrack, &pair, bump).await?,
-            Mend::Revive => drop(conntrack.revive(&tuple(&pair)).await?),
+            Mend::Revive => drop(conntrack.revive(&pair).await?),
             Mend::Unlock => {
                 let _turn = daemon.kernel.marking().await;
                 let bit = marks(&daemon.config).locked_bit();
-                conntrack.set_mark(&tuple(&pair), 0, bit).await?;
+                conntrack.set_mark(&pair, 0, bit).await?;
             }
         }
     }
@@ -229,7 +229,7 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
 pub(crate) async fn lock(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
-    pair: &Pair,
+    pair: &FlowKey,
     bump: BumpId,
 ) -> Result<(), dibs_policy::Error> {
     let _turn = daemon.kernel.marking().await;
@@ -237,7 +237,7 @@ pub(crate) async fn lock(
         return Ok(());
     }
     let bit = marks(&daemon.config).locked_bit();
-    conntrack.set_mark(&tuple(pair), bit, bit).await.map(drop)
+    conntrack.set_mark(pair, bit, bit).await.map(drop)
 }
 
 /// Keeps LOCKED in the kernel as it should be.

@@ -1,12 +1,13 @@
 //! The machine that the engine for switching works on: this host.
 
+use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
-use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::conns::{Meant, host_id};
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, rules};
 use dibs_switch::knock;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
@@ -22,7 +23,7 @@ use crate::live::Live;
 use crate::marking::MarkError;
 use crate::rule_book::{Active, Rules};
 use crate::rules::Rule;
-use crate::terms::{flow_tuple, host_id, marks, pair_of, tuple};
+use crate::steering::marks;
 use crate::wakers::Task;
 use crate::{
     backstop, connections, devices, knocking, locking, marking, reconcile, subflows, switching,
@@ -67,14 +68,14 @@ impl Machine for Daemon {
         self.config.peers.len()
     }
 
-    fn peer_of(&self, pair: &Pair) -> Option<usize> {
-        self.peer_of(pair.remote.ip())
+    fn peer_of(&self, pair: &FlowKey) -> Option<usize> {
+        self.peer_of(pair.dst)
     }
 
     fn hosts(&self, peer: usize) -> Hosts {
         Hosts {
             own: self.host_id,
-            peer: host_id(&self.config.peers[peer].public_key),
+            peer: host_id(self.config.peers[peer].public_key.as_bytes()),
         }
     }
 
@@ -148,11 +149,11 @@ impl Machine for Daemon {
         connections::all(self).await
     }
 
-    async fn find(&self, pairs: &[Pair]) -> anyhow::Result<Found<Self>> {
+    async fn find(&self, pairs: &[FlowKey]) -> anyhow::Result<Found<Self>> {
         Ok(connections::sockets_of(self, pairs).await?)
     }
 
-    async fn look_up(&self, pairs: &[Pair]) -> anyhow::Result<(Found<Self>, Tracked)> {
+    async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {
         locking::looked_up(self, pairs).await
     }
 
@@ -170,17 +171,21 @@ impl Machine for Daemon {
         connections::sockets_as(self, |live| pick(&live, &tracked)).await
     }
 
-    async fn sending(&self, _: &[Pair]) -> BTreeSet<Pair> {
+    async fn sending(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {
         // Without the data path nothing is under way.
         let Ok((now, conns)) = self.driver.conns().await else {
             return BTreeSet::new();
         };
         let sends = |spoke| now.since(spoke) < SENDS_WITHIN;
         let sending = conns.iter().filter(|conn| conn.spoke.is_some_and(sends));
-        sending.map(|conn| pair_of(&conn.tuple)).collect()
+        sending.map(|conn| conn.tuple).collect()
     }
 
-    async fn refused(&self, lives: &[Live], goal: Goal) -> anyhow::Result<BTreeMap<Pair, String>> {
+    async fn refused(
+        &self,
+        lives: &[Live],
+        goal: Goal,
+    ) -> anyhow::Result<BTreeMap<FlowKey, String>> {
         switching::refused_here(self, lives, goal).await
     }
 
@@ -198,9 +203,9 @@ impl Machine for Daemon {
         subflows::spread_refusals(lives, refusals)
     }
 
-    async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[Pair]) -> Option<Refusal> {
+    async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {
         let known = bump.is_none_or(|bump| self.bumps.get(bump).is_some());
-        let addresses = pairs.iter().map(|pair| pair.local.ip());
+        let addresses = pairs.iter().map(|pair| pair.src);
         let fault = devices::device_fault(self, bump, addresses).await;
         let fault = fault.unwrap_or_else(|error| Some(format!("{error:#}")));
         if let Some(why) = &fault {
@@ -218,18 +223,18 @@ impl Machine for Daemon {
         marking::mark(self, &marks()).await
     }
 
-    async fn mark_choices(&self, pairs: &[Pair]) -> Failed<Self> {
+    async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self> {
         marking::mark_choices(self, pairs).await
     }
 
-    async fn unlock(&self, pairs: &[Pair]) {
+    async fn unlock(&self, pairs: &[FlowKey]) {
         backstop::note_locks(self).await;
         let _turn = self.kernel.marking().await;
         let cleared = async {
             let mut conntrack = self.kernel.conntrack()?;
             let locked = marks(&self.config).locked_bit();
             for pair in pairs {
-                conntrack.set_mark(&tuple(pair), 0, locked).await?;
+                conntrack.set_mark(&*pair, 0, locked).await?;
             }
             Ok::<_, dibs_policy::Error>(())
         };
@@ -241,14 +246,14 @@ impl Machine for Daemon {
         marking::silence(self, lives.iter()).await;
     }
 
-    fn end_drains(&self, pair: &Pair) {
+    fn end_drains(&self, pair: &FlowKey) {
         marking::end_drains(self, pair);
     }
 
-    fn solicit(&self, pair: &Pair, bump: Option<BumpId>) {
+    fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>) {
         if let Some(bump) = self.bumps.inside(bump) {
             // Without the data path nothing goes on.
-            let _ = self.driver.solicit(bump, flow_tuple(pair));
+            let _ = self.driver.solicit(bump, *pair);
         }
     }
 

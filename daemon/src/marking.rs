@@ -7,15 +7,16 @@ use std::sync::Arc;
 use dibs_policy::Place;
 use dibs_policy::conntrack::{Connection, Conntrack};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::conns::Choice;
 use dibs_switch::engine::Mark;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;
+use dibs_wire::FlowKey;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::{flow_tuple, marks, tuple};
+use crate::steering::marks;
 use crate::{backstop, connections, gateway};
 
 /// Connections whose marks change together, at most.
@@ -25,7 +26,7 @@ const TOGETHER: usize = 256;
 pub(crate) type MarkError = Arc<dibs_policy::Error>;
 
 /// Of which connections it did not.
-pub(crate) type Failed = BTreeMap<Pair, MarkError>;
+pub(crate) type Failed = BTreeMap<FlowKey, MarkError>;
 
 /// Whether it took all.
 pub(crate) fn all_of(failed: Failed) -> Result<(), MarkError> {
@@ -37,7 +38,7 @@ pub(crate) fn warn_of(failed: &Failed) {
     failed.values().for_each(|error| tracing::warn!("{error}"));
 }
 
-fn all_fail(pairs: impl Iterator<Item = Pair>, error: dibs_policy::Error) -> Failed {
+fn all_fail(pairs: impl Iterator<Item = FlowKey>, error: dibs_policy::Error) -> Failed {
     let error = Arc::new(error);
     pairs.map(|pair| (pair, Arc::clone(&error))).collect()
 }
@@ -56,7 +57,7 @@ pub(crate) fn seen(daemon: &Daemon, entry: &Connection) -> SeenMark {
 }
 
 /// Notes what a connection's mark says from now on.
-pub(crate) fn note_mark(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, chosen: bool) {
+pub(crate) fn note_mark(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, chosen: bool) {
     daemon.update(pair, |conn| conn.note_mark(bump, chosen, now()));
 }
 
@@ -74,7 +75,7 @@ pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs
 
 /// Lets connections that left their bumps a while ago follow again.
 pub(crate) async fn let_follow(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
-    let left: Vec<Pair> = {
+    let left: Vec<FlowKey> = {
         let state = daemon.state.borrow();
         let now = now();
         let left = { state.conns.iter() }.filter(|(_, conn)| conn.may_follow(now));
@@ -96,14 +97,14 @@ pub(crate) async fn let_follow(daemon: &Daemon) -> Result<(), dibs_policy::Error
     fault
 }
 
-async fn let_one_follow(daemon: &Daemon, pair: &Pair) -> Result<(), dibs_policy::Error> {
+async fn let_one_follow(daemon: &Daemon, pair: &FlowKey) -> Result<(), dibs_policy::Error> {
     if daemon.state.borrow().conns.get(pair).choice.get().is_some() {
         return Ok(());
     }
     let mut conntrack = daemon.kernel.conntrack()?;
     if taken(daemon, &mut conntrack, pair).await?.is_none() {
         let chosen = marks(&daemon.config).override_bit();
-        conntrack.set_mark(&tuple(pair), 0, chosen).await?;
+        conntrack.set_mark(pair, 0, chosen).await?;
         note_mark(daemon, pair, None, false);
     }
     Ok(())
@@ -114,9 +115,9 @@ async fn let_one_follow(daemon: &Daemon, pair: &Pair) -> Result<(), dibs_policy:
 async fn taken(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
-    pair: &Pair,
+    pair: &FlowKey,
 ) -> Result<Option<Option<BumpId>>, dibs_policy::Error> {
-    let entry = conntrack.get(&tuple(pair)).await?;
+    let entry = conntrack.get(pair).await?;
     let mark = entry.map(|entry| seen(daemon, &entry));
     let state = daemon.state.borrow();
     let taken = mark.filter(|mark| state.conns.get(pair).is_chosen_elsewhere(*mark));
@@ -211,7 +212,6 @@ async fn put_one(
         return Ok(other);
     }
     let new = daemon.update(&pair, |conn| conn.move_to_mark(bump, explicit, now()));
-    let tuple = tuple(&pair);
     let layout = marks(&daemon.config);
     let (value, mask) = layout.whole(bump, new.chosen, new.locked);
     let elsewhere = daemon.bumps.device_of(bump).is_none();
@@ -219,17 +219,17 @@ async fn put_one(
         crate::devices::forget_mtus();
     }
     let Some(id) = bump else {
-        let marked = conntrack.set_mark(&tuple, value, mask).await;
+        let marked = conntrack.set_mark(&pair, value, mask).await;
         end_drains(daemon, &pair);
         return marked.map(|_| bump);
     };
     let installed = !daemon.state.borrow().installed.is_empty();
-    let marked = conntrack.set_mark(&tuple, value, mask).await?;
+    let marked = conntrack.set_mark(&pair, value, mask).await?;
     if !marked && installed {
-        if conntrack.adopt(&tuple, value).await? {
+        if conntrack.adopt(&pair, value).await? {
             gateway::rename(daemon, &pair, id).await?;
         } else {
-            conntrack.set_mark(&tuple, value, mask).await?;
+            conntrack.set_mark(&pair, value, mask).await?;
         }
     }
     if daemon.bumps.is_outside(bump) {
@@ -239,28 +239,28 @@ async fn put_one(
 }
 
 /// Lets a connection go on that was to fall silent.
-pub(crate) fn end_drains(daemon: &Daemon, pair: &Pair) {
+pub(crate) fn end_drains(daemon: &Daemon, pair: &FlowKey) {
     for bump in daemon.bumps.all() {
         // Without the data path nothing is held back.
-        let _ = daemon.driver.end_drain(bump.id, flow_tuple(pair));
+        let _ = daemon.driver.end_drain(bump.id, *pair);
     }
 }
 
 /// Puts the choices for connections into the kernel, where there is one that is not pending. One task at a
 /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
 /// One that was for an earlier connection of the same ends is forgotten instead. What failed, and why.
-pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[Pair]) -> Failed {
+pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
     let mut failed = Failed::new();
     for pairs in pairs.chunks(TOGETHER) {
         let _turn = daemon.kernel.marking().await;
-        let choices: Vec<(Pair, Choice)> = {
+        let choices: Vec<(FlowKey, Choice)> = {
             let known = &daemon.state.borrow().conns;
             let settled = pairs
                 .iter()
                 .filter_map(|pair| Some((*pair, known.get(pair).choice.get()?)));
             settled.filter(|(_, choice)| !choice.pending).collect()
         };
-        let chosen: Vec<Pair> = choices.iter().map(|(pair, _)| *pair).collect();
+        let chosen: Vec<FlowKey> = choices.iter().map(|(pair, _)| *pair).collect();
         let lives = match connections::sockets_of(daemon, &chosen).await {
             Ok(lives) => lives,
             Err(error) => {
@@ -287,13 +287,13 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[Pair]) -> Failed {
 }
 
 /// As [`mark_choices`].
-pub(crate) async fn mark_choice(daemon: &Daemon, pair: &Pair) -> Result<(), MarkError> {
+pub(crate) async fn mark_choice(daemon: &Daemon, pair: &FlowKey) -> Result<(), MarkError> {
     all_of(mark_choices(daemon, std::slice::from_ref(pair)).await)
 }
 
 /// Another connection has taken the ends of one that something was chosen for: it inherits neither
 /// that nor the lock. Where it is by its own rules it stays.
-async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(), MarkError> {
+async fn forget_choice(daemon: &Daemon, pair: &FlowKey, choice: Choice) -> Result<(), MarkError> {
     let given_up = daemon.update(pair, |conn| {
         let given_up = conn.choice.give_up(choice.version);
         if given_up {
@@ -305,8 +305,7 @@ async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(
         return Ok(());
     }
     daemon.save_or_warn();
-    let tuple = tuple(pair);
-    let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
+    let entry = daemon.kernel.conntrack()?.get(pair).await?;
     let (value, mask) = marks(&daemon.config).choice(choice.bump);
     if entry.is_some_and(|entry| entry.mark & mask == value) {
         return all_of(write(daemon, &[Mark::moved(*pair, None)]).await);
@@ -319,7 +318,7 @@ async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(
 
 /// Puts all choices into the kernel again.
 pub(crate) async fn mark_all_choices(daemon: &Daemon) {
-    let choices: Vec<Pair> = {
+    let choices: Vec<FlowKey> = {
         let conns = &daemon.state.borrow().conns;
         conns.choices().map(|(pair, _)| pair).collect()
     };
@@ -332,13 +331,13 @@ pub(crate) fn expect_rates<'a>(daemon: &Daemon, lives: impl Iterator<Item = &'a 
     let inventory = daemon.host.inventory();
     let mut rates: HashMap<(usize, IpAddr), u64> = HashMap::new();
     for live in lives {
-        let local = live.pair.local.ip();
+        let local = live.pair.src;
         let path = daemon.config.paths.iter().position(|path| {
             let interface = inventory.of_path(path);
             interface.is_some_and(|interface| interface.addresses.contains(&local))
         });
         if let Some(path) = path {
-            let to = live.pair.remote.ip();
+            let to = live.pair.dst;
             *rates.entry((path, to)).or_default() += live.counts.delivery_rate;
         }
     }
@@ -354,7 +353,7 @@ pub(crate) async fn silence(daemon: &Daemon, lives: impl Iterator<Item = &Live>)
     let drains = lives.flat_map(|live| {
         daemon.bumps.all().iter().map(|bump| {
             let scale = live.counts.window_scale;
-            daemon.driver.drain(bump.id, flow_tuple(&live.pair), scale)
+            daemon.driver.drain(bump.id, live.pair, scale)
         })
     });
     // Without the data path nothing is under way.

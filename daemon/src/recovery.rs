@@ -6,16 +6,13 @@ use dibs_settings::BumpId;
 use crate::connections;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::flow_tuple;
 
 /// Takes up the connections that were on bumps before this daemon started. To be called once the
 /// kernel steers, and before any path is up.
 pub(crate) async fn take_up(daemon: &Daemon) -> anyhow::Result<()> {
     for (live, bump) in bumped(daemon).await? {
         let outstanding = live.counts.outstanding;
-        daemon
-            .driver
-            .resume(bump, flow_tuple(&live.pair), outstanding)?;
+        daemon.driver.resume(bump, live.pair, outstanding)?;
     }
     Ok(())
 }
@@ -24,7 +21,7 @@ pub(crate) async fn take_up(daemon: &Daemon) -> anyhow::Result<()> {
 pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> {
     for (live, bump) in bumped(daemon).await? {
         if live.peer == peer {
-            daemon.driver.solicit(bump, flow_tuple(&live.pair))?;
+            daemon.driver.solicit(bump, live.pair)?;
         }
     }
     Ok(())

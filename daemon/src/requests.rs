@@ -93,11 +93,9 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         let stuck = knocking::refusals(daemon, &told).await?;
         if let Some((pair, why)) = stuck.iter().next() {
             bail!(refused(format!(
-                "{} connection(s) would break, so nothing was changed: of the one from {} to {}, {why}; \"cleanup \
+                "{} connection(s) would break, so nothing was changed: of the one from {pair}, {why}; \"cleanup \
                  --force\" removes everything all the same",
                 stuck.len(),
-                pair.local,
-                pair.remote
             )));
         }
     }

@@ -14,7 +14,6 @@ use ipnet::IpNet;
 
 use crate::interfaces::{Inventory, nobodys_name};
 use crate::live::Live;
-use crate::terms::policy_prefix;
 use crate::unresolved::Unresolved;
 
 /// The kernel's rules that one of the user's may become.
@@ -137,8 +136,10 @@ impl Rule {
                     .dport
                     .is_none_or(|ports| ports.contains(remote.port()))
                     && class.sport.is_none_or(|ports| ports.contains(local.port()))
-                    && class.destination.is_none_or(|net| net.holds(remote.ip()))
-                    && class.source.is_none_or(|net| net.holds(local.ip()))
+                    && class
+                        .destination
+                        .is_none_or(|net| net.contains(&remote.ip()))
+                    && class.source.is_none_or(|net| net.contains(&local.ip()))
                     && class.uid.is_none_or(|wanted| Some(wanted) == uid)
                     && (uid.is_some() || !class.is_of_sockets())
             })
@@ -240,7 +241,7 @@ impl dibs_switch::rules::Rule<Live> for Rule {
     }
 
     fn fit(&self, live: &Live) -> Fit {
-        self.matches(live.pair.local.into(), live.pair.remote.into(), live.uid)
+        self.matches(live.pair.source(), live.pair.destination(), live.uid)
     }
 }
 
@@ -495,10 +496,10 @@ pub(crate) fn classes(
     }
     let ports = |&PortRange { first, last }: &PortRange| Ports { first, last };
     let mut classes = Vec::new();
-    for source in each(selection.source(), policy_prefix) {
-        for destination in each(selection.destination(), policy_prefix) {
+    for source in each(selection.source(), IpNet::trunc) {
+        for destination in each(selection.destination(), IpNet::trunc) {
             if let (Some(source), Some(destination)) = (source, destination)
-                && source.family() != destination.family()
+                && Family::of(source.addr()) != Family::of(destination.addr())
             {
                 continue;
             }

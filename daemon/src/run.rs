@@ -11,6 +11,7 @@ use dibs_config::Config;
 use dibs_core::Time;
 use dibs_core::node::Node;
 use dibs_policy::Backstop;
+use dibs_switch::conns::host_id;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, timeout};
 
@@ -29,7 +30,7 @@ use crate::tasks::{host, names, notices, sweep};
 use crate::{
     backstop, confirming, control_socket, directory, gateway, hours, locking, metering, metrics,
     preferring, privileges, probing, reconcile, recovery, reloading, restoring, silence, startup,
-    telling, terms, tracking, unresolved,
+    telling, tracking, unresolved,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -68,26 +69,27 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     let preferences = Preferences::new(&config, &saved.preferences);
     let (driver, notices, thread) =
         start_data_path(&config, &inventory, &preferences, state_file.earliest())?;
-    let host_id =
-        terms::host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
+    let own_id = host_id(
+        dibs_config::read_private_key(&config.daemon.private_key_file)?
+            .public()
+            .as_bytes(),
+    );
     let (file_says, left) = (config.clone(), saved.clone());
     let mut state = directory::ask(move || restoring::initial_state(&file_says, &left)).await??;
     let peers: Vec<u64> = { config.peers.iter() }
-        .map(|peer| terms::host_id(&peer.public_key))
+        .map(|peer| host_id(peer.public_key.as_bytes()))
         .collect();
-    for (pair, why) in state.conns.make_plausible(host_id, &peers) {
+    for (pair, why) in state.conns.make_plausible(own_id, &peers) {
         tracing::warn!(
-            "the state file has a choice for {} to {} that nobody can have made ({why}): it stands, as \
-                        one that can be overruled",
-            pair.local,
-            pair.remote
+            "the state file has a choice for {pair} that nobody can have made ({why}): it stands, as one that can be \
+             overruled",
         );
         state.refused.note(why);
     }
     let mut seed = [0; 4];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
     let daemon = Rc::new(Daemon {
-        host_id,
+        host_id: own_id,
         started: Instant::now(),
         bumps: Bumps::of(&config),
         endpoints: Endpoints::of(&config),

@@ -1,18 +1,15 @@
 //! Rules that have a scheduler: which connections the data path has to share out by it.
 
 use std::cell::RefCell;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
 use dibs_config::PortRange;
-use dibs_core::Prefix;
 use dibs_core::node::FlowScheduler;
 use dibs_policy::Family;
 use ipnet::IpNet;
 
 use crate::driver::{Driver, Gone};
 use crate::rules::Rule;
-use crate::terms::core_prefix;
 
 impl Rule {
     /// What the data path is told of the connections that the rule selects, if it has a scheduler for any.
@@ -31,22 +28,16 @@ impl Rule {
 }
 
 /// Prefixes as the data path knows them, those of a family alone if the rule is kept to one; none: nothing is left.
-fn prefixes(nets: Option<&Vec<IpNet>>, to: Option<Family>) -> Option<Vec<Prefix>> {
+fn prefixes(nets: Option<&Vec<IpNet>>, to: Option<Family>) -> Option<Vec<IpNet>> {
     let nets = nets.map_or(&[][..], Vec::as_slice);
     let Some(family) = to else {
-        return Some(nets.iter().map(core_prefix).collect());
-    };
-    let any = match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        return Some(nets.to_vec());
     };
     if nets.is_empty() {
-        return Some(vec![core_prefix(&IpNet::new(any, 0).ok()?)]);
+        return Some(vec![family.any()]);
     }
-    let kept = nets
-        .iter()
-        .filter(|net| net.addr().is_ipv4() == any.is_ipv4());
-    let kept: Vec<Prefix> = kept.map(core_prefix).collect();
+    let kept = nets.iter().filter(|net| Family::of(net.addr()) == family);
+    let kept: Vec<IpNet> = kept.copied().collect();
     (!kept.is_empty()).then_some(kept)
 }
 
@@ -114,7 +105,7 @@ mod tests {
     fn the_data_path_is_told_addresses_and_ports() {
         let rule = made(|_| {}).unwrap();
         assert_eq!(rule.info().scheduler.as_deref(), Some("redundant"));
-        let net = |addr: &str, len| Prefix::new(addr.parse().unwrap(), len).unwrap();
+        let net = |addr: &str, len| IpNet::new(addr.parse().unwrap(), len).unwrap();
         let all = FlowScheduler {
             remote: vec![net("10.0.1.2", 32), net("fd00::", 64)],
             remote_ports: vec![22..=22],

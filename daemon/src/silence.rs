@@ -222,7 +222,7 @@ pub(crate) fn reason(daemon: &Daemon, live: &Live, bump: Option<BumpId>) -> Opti
     let bump = bump.filter(|_| live.opening)?;
     let port = Port {
         bump,
-        port: live.pair.remote.port(),
+        port: live.pair.dport,
     };
     let peers = &daemon.state.borrow().peers;
     let is_silent = peers[live.peer].silent_there.contains(port);

@@ -9,12 +9,13 @@ use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_io::{PathSocket, SetupError};
+use dibs_settings::BumpId;
 use dibs_settings::Scheduler;
 use nix::libc;
 
 use crate::driver::MAX_PATHS;
 use crate::interfaces::Inventory;
-use crate::terms::{core_prefix, is_our_tun, marks};
+use crate::steering::marks;
 use crate::{bumps, endpoints, rules};
 
 /// Reads the file, and refuses what this version does not carry.
@@ -71,7 +72,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             public: PublicKey::from(*peer.public_key.as_bytes()),
             preshared,
             accept: peer.accept.clone(),
-            prefixes: peer.addresses.iter().map(core_prefix).collect(),
+            prefixes: peer.addresses.clone(),
             // Names are looked up later, and keep nobody waiting.
             endpoints: endpoints::addresses(config, index),
         });
@@ -94,9 +95,9 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         handshake: config.daemon.handshake,
         paths: config.paths.iter().map(local).collect(),
         peers,
-        addresses: inventory.host_addresses(is_our_tun),
+        addresses: inventory.host_addresses(BumpId::is_tun),
         reachable: inventory.reachable(&config.paths),
-        gateway: config.daemon.gateway.iter().map(core_prefix).collect(),
+        gateway: config.daemon.gateway.clone(),
         trusted_share: config.daemon.trusted_share,
         bumps: bumps::for_node(config),
         pads: Pads::seeded_by(getrandom::fill).context("the system's random generator failed")?,

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use dibs_control::{NewRule, RuleId, Selector};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::conns::Choice;
+use dibs_wire::FlowKey;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -86,12 +87,29 @@ impl SavedRule {
     }
 }
 
+/// Form of a connection in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "FlowKey")]
+struct Conn {
+    #[serde(getter = "FlowKey::source")]
+    local: SocketAddr,
+    #[serde(getter = "FlowKey::destination")]
+    remote: SocketAddr,
+}
+
+impl From<Conn> for FlowKey {
+    fn from(conn: Conn) -> Self {
+        Self::tcp(conn.local, conn.remote)
+    }
+}
+
 /// A choice and its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedChoice {
     /// The connection.
-    pub conn: Pair,
+    #[serde(with = "Conn")]
+    pub conn: FlowKey,
     /// What was chosen.
     pub choice: Choice,
 }
@@ -269,7 +287,6 @@ mod tests {
     use super::*;
     use dibs_control::{Match, Terms};
     use dibs_switch::conns::{Socket, Version};
-    use std::net::SocketAddr;
     use std::os::unix::fs::PermissionsExt as _;
 
     fn saved() -> Saved {
@@ -295,10 +312,10 @@ mod tests {
                 by: Some(0),
             }],
             choices: vec![SavedChoice {
-                conn: Pair {
-                    local: "[fd00::1]:40000".parse::<SocketAddr>().unwrap().into(),
-                    remote: "[fd00::2]:80".parse::<SocketAddr>().unwrap().into(),
-                },
+                conn: FlowKey::tcp(
+                    ([0xfd00, 0, 0, 0, 0, 0, 0, 1], 40000),
+                    ([0xfd00, 0, 0, 0, 0, 0, 0, 2], 80),
+                ),
                 choice,
             }],
             engaged: BTreeMap::from([("key".to_owned(), 2)]),

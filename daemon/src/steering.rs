@@ -8,7 +8,8 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
 use dibs_policy::{
-    BumpRoute, ClassRule, Counting, Desired, DeviceOwner, Fail, Report, Steering, System,
+    BumpRoute, ClassRule, Counting, Desired, DeviceOwner, Fail, MarkLayout, Report, Steering,
+    System,
 };
 use dibs_settings::BumpId;
 use nix::errno::Errno;
@@ -17,10 +18,15 @@ use nix::net::if_::if_nametoindex;
 use crate::bumps::carried;
 use crate::driver::Driver;
 use crate::interfaces::Inventory;
-use crate::terms::{marks, policy_prefix};
 
 /// No real route has a larger MTU, so that a switch never makes a segment too long.
 const TUN_MTU: u16 = 65_535;
+
+/// Field in the marks: the lowest six bits of the configured run.
+pub fn marks(config: &Config) -> MarkLayout {
+    let mask = config.daemon.mark_mask;
+    MarkLayout::new(0x3f << mask.trailing_zeros()).expect("the run has six bits at least")
+}
 
 /// Steers for the daemon: kernel state and TUNs together.
 pub struct Steerer {
@@ -44,7 +50,7 @@ pub fn desired(
     let peers: Vec<_> = config
         .peers
         .iter()
-        .flat_map(|peer| peer.addresses.iter().map(policy_prefix))
+        .flat_map(|peer| peer.addresses.clone())
         .collect();
     let carried = carried(config);
     let foreign = |id: BumpId| {
@@ -68,7 +74,7 @@ pub fn desired(
             dibs_config::Fail::Closed => Fail::Closed,
             dibs_config::Fail::Open => Fail::Open,
         },
-        gateway: config.daemon.gateway.iter().map(policy_prefix).collect(),
+        gateway: config.daemon.gateway.clone(),
         bumps: in_use.iter().map(route).collect(),
         rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
         ..Desired::default()

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dibs_policy::sockets;
 use dibs_settings::BumpId;
-use dibs_switch::conns::Pair;
 use dibs_switch::knock::Refusal;
+use dibs_wire::FlowKey;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::log::or_warn;
 
 /// Why connections cannot move.
-pub(crate) type Refused = BTreeMap<Pair, String>;
+pub(crate) type Refused = BTreeMap<FlowKey, String>;
 
 /// Connections of `all` that are meant, or are subflows of a connection of which one is.
 pub(crate) fn united(all: &[Live], meant: impl Fn(&Live) -> bool) -> Vec<&Live> {
@@ -31,9 +31,11 @@ pub(crate) fn spread(lives: &[Live], refused: &mut Refused) {
     let mut whys: BTreeMap<u32, String> = BTreeMap::new();
     for live in lives {
         if let Some((token, why)) = live.mptcp.zip(refused.get(&live.pair)) {
-            let Pair { local, remote } = live.pair;
             whys.entry(token).or_insert_with(|| {
-                format!("a subflow of the same MPTCP connection ({local} to {remote}) cannot move: {why}")
+                format!(
+                    "a subflow of the same MPTCP connection ({}) cannot move: {why}",
+                    live.pair
+                )
             });
         }
     }
@@ -47,8 +49,8 @@ pub(crate) fn spread(lives: &[Live], refused: &mut Refused) {
 /// The same, of those that plain does not carry.
 pub(crate) fn spread_refusals(
     lives: &[Live],
-    mut refusals: BTreeMap<Pair, Refusal>,
-) -> BTreeMap<Pair, Refusal> {
+    mut refusals: BTreeMap<FlowKey, Refusal>,
+) -> BTreeMap<FlowKey, Refusal> {
     let of_subflow = |live: &Live| Some((live.mptcp?, *refusals.get(&live.pair)?));
     let whys: BTreeMap<u32, Refusal> = lives.iter().filter_map(of_subflow).collect();
     for live in lives {
@@ -69,15 +71,14 @@ pub(crate) async fn out_of_reach(daemon: &Daemon, lives: &[Live]) -> anyhow::Res
     let is_meant = |token: u32| tokens.contains(&token);
     let beyond = sockets::list(|socket| {
         let token = socket.mptcp.filter(|token| is_meant(*token))?;
-        let (from, to) = (socket.local, socket.remote);
-        let subflow = format!("a subflow of the same MPTCP connection ({from} to {to})");
+        let subflow = format!("a subflow of the same MPTCP connection ({})", socket.key);
         if socket.bound_device != 0 {
             return Some((
                 token,
                 format!("{subflow} is bound to a device and cannot be steered"),
             ));
         }
-        let is_to_peer = daemon.peer_of(to.ip()).is_some();
+        let is_to_peer = daemon.peer_of(socket.key.dst).is_some();
         (!is_to_peer).then(|| (token, format!("{subflow} goes to a host that is no peer's")))
     });
     let beyond: BTreeMap<u32, String> = beyond.await?.into_iter().collect();
@@ -122,18 +123,14 @@ pub(crate) fn torn(moved: &[(Live, Result<(), String>)]) -> Vec<(Live, String)> 
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use dibs_policy::sockets::TcpCounts;
     use dibs_switch::conns::Socket;
 
     use super::*;
 
     fn live(port: u16, mptcp: Option<u32>) -> Live {
-        let local = (IpAddr::from([10, 0, 1, 1]), port).into();
-        let remote = (IpAddr::from([10, 0, 1, 2]), 80).into();
         Live {
-            pair: Pair { local, remote },
+            pair: FlowKey::tcp(([10, 0, 1, 1], port), ([10, 0, 1, 2], 80)),
             peer: 0,
             socket: Socket(port.into()),
             uid: Some(0),
@@ -156,10 +153,9 @@ mod tests {
             live(3, Some(8)),
             live(4, None),
         ];
-        let ports = |lives: &[&Live]| -> Vec<u16> {
-            lives.iter().map(|live| live.pair.local.port()).collect()
-        };
-        let port = |port| move |live: &Live| live.pair.local.port() == port;
+        let ports =
+            |lives: &[&Live]| -> Vec<u16> { lives.iter().map(|live| live.pair.sport).collect() };
+        let port = |port| move |live: &Live| live.pair.sport == port;
         assert_eq!(ports(&united(&lives, port(1))), [1, 2]);
         assert_eq!(ports(&united(&lives, port(4))), [4]);
 

@@ -1,13 +1,13 @@
 //! `enable` and `disable`: choices of users here, in their words. How connections move is decided by
 //! [`dibs_switch::engine`].
 
+use dibs_wire::FlowKey;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
-use dibs_switch::conns::Pair;
 use dibs_switch::engine::Goal;
 use dibs_switch::engine::choices::{self, Outcome};
 use dibs_switch::messages::{Answer, Outcome as Said};
@@ -16,7 +16,6 @@ use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::marking::MarkError;
 use crate::subflows::{self, Refused};
-use crate::terms::{flow_tuple, pair_of};
 use crate::{connections, devices, knocking, translated};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
@@ -89,7 +88,7 @@ pub(crate) async fn refused_here(
         Some(_) => translated::translated(daemon, lives).await?,
     };
     let carriers = devices::carriers(daemon, bump, lives).await?;
-    let stuck: HashMap<Pair, String> = match goal {
+    let stuck: HashMap<FlowKey, String> = match goal {
         Goal {
             bump: None,
             force: false,
@@ -141,7 +140,7 @@ fn in_words(
 }
 
 /// Why a choice is not in force, for the user.
-fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -> String {
+fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer) -> String {
     let outcome = match answer {
         Ok((outcome, _)) => outcome,
         Err(error) => return error.to_string(),
@@ -162,8 +161,8 @@ fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -
     why.to_owned()
 }
 
-fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>) -> String {
-    let peer = daemon.peer_of(pair.remote.ip());
+fn not_carried_by(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>) -> String {
+    let peer = daemon.peer_of(pair.dst);
     let peer = peer.map_or("", |peer| daemon.peer_name(peer));
     let bump = daemon.bumps.name_of(bump);
     format!("peer {peer} does not carry the bump \"{bump}\"")
@@ -174,7 +173,7 @@ fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>) -> String 
 /// comes out of a TUN, here or at the peer: neither daemon sees more than that the kernels do not answer.
 pub(crate) async fn unacknowledged(
     daemon: &Daemon,
-    lives: &HashSet<Pair>,
+    lives: &HashSet<FlowKey>,
 ) -> anyhow::Result<usize> {
     struct Unanswered {
         /// Bytes that it had sent by then.
@@ -190,7 +189,7 @@ pub(crate) async fn unacknowledged(
         };
         anyhow::Ok(connections::sockets_as(daemon, sent).await?.into_iter())
     };
-    let unanswered = |(pair, counts): (Pair, TcpCounts)| {
+    let unanswered = |(pair, counts): (FlowKey, TcpCounts)| {
         let before = counts.bytes_acked + u64::from(counts.outstanding);
         let (acked, since) = (counts.bytes_acked, start);
         let unanswered = Unanswered {
@@ -200,10 +199,10 @@ pub(crate) async fn unacknowledged(
         };
         (pair, unanswered)
     };
-    let mut waiting: HashMap<Pair, Unanswered> = sending().await?.map(unanswered).collect();
+    let mut waiting: HashMap<FlowKey, Unanswered> = sending().await?.map(unanswered).collect();
     while !waiting.is_empty() && start.elapsed() < ACKNOWLEDGED_WITHIN {
         tokio::time::sleep(IDLE_AFTER).await;
-        let now: HashMap<Pair, TcpCounts> = sending().await?.collect();
+        let now: HashMap<FlowKey, TcpCounts> = sending().await?.collect();
         waiting.retain(|pair, known| {
             let Some(counts) = now.get(pair) else {
                 return false;
@@ -222,16 +221,16 @@ pub(crate) async fn unacknowledged(
 /// Waits until those connections that have something to send are seen on the bump, both ways.
 async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Result<()> {
     let start = tokio::time::Instant::now();
-    let mut waiting: HashMap<Pair, (u64, u64)> =
+    let mut waiting: HashMap<FlowKey, (u64, u64)> =
         lives.iter().map(|live| (live.pair, moved(live))).collect();
     while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
         tokio::time::sleep(LOOK_EVERY).await;
-        let tuples = waiting.keys().map(flow_tuple).collect();
+        let tuples = waiting.keys().copied().collect();
         for tuple in daemon.driver.opened(bump, tuples).await? {
-            waiting.remove(&pair_of(&tuple));
+            waiting.remove(&tuple);
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
-            let pairs: Vec<Pair> = waiting.keys().copied().collect();
+            let pairs: Vec<FlowKey> = waiting.keys().copied().collect();
             let now = connections::sockets_of(daemon, &pairs).await?;
             // What moved nothing so far is idle, or ended.
             waiting.retain(|pair, before| now.get(pair).is_some_and(|live| moved(live) != *before));

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use dibs_policy::conntrack::{self, Connection, Events};
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Socket;
 use dibs_switch::engine::{Machine as _, Mark, rules, switches};
 use dibs_switch::marks::{Foreign, Hand, Handed};
 use dibs_switch::table::Conn;
 use dibs_switch::tracked::Mend;
+use dibs_wire::FlowKey;
 use tokio::time::sleep;
 
 use crate::clock::now;
@@ -20,8 +21,8 @@ use crate::events::Audience;
 use crate::live::Live;
 use crate::log::or_warn;
 use crate::marking::{MarkError, all_of};
+use crate::steering::marks;
 use crate::switching::{Moved, Progress};
-use crate::terms::{ends, marks, tuple};
 use crate::{backstop, connections, gateway, locking, marking, reconcile, switching};
 
 /// Before what failed is tried again.
@@ -50,24 +51,24 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
                 let goes_on = lose(daemon, &entry).await;
-                for pair in ends(&entry) {
+                for pair in entry.ends() {
                     restore(daemon, pair, goes_on).await?;
                 }
             }
             conntrack::Event::New(entry) => {
                 backstop::note_followed(daemon, &entry).await;
                 let chosen = marking::seen(daemon, &entry).chosen;
-                let settled = |pair: &&Pair| {
+                let settled = |pair: &&FlowKey| {
                     let choice = daemon.state.borrow().conns.get(pair).choice.get();
                     choice.is_some_and(|choice| !choice.pending)
                 };
-                match ends(&entry).iter().find(settled) {
+                match entry.ends().iter().find(settled) {
                     // It has no mark of ours yet, whatever rules set.
                     Some(pair) if !chosen => restore(daemon, *pair, false).await?,
                     _ => note_update(daemon, &entry).await?,
                 }
                 let conns = &mut daemon.state.borrow_mut().conns;
-                conns.update_each(&ends(&entry), |conn| conn.ended = false);
+                conns.update_each(&entry.ends(), |conn| conn.ended = false);
             }
             conntrack::Event::Update(entry) => {
                 backstop::note_followed(daemon, &entry).await;
@@ -115,14 +116,13 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     marking::mark_all_choices(daemon).await;
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing
     // comes that it could follow anew.
-    let followed: Vec<Pair> = {
+    let followed: Vec<FlowKey> = {
         let state = daemon.state.borrow();
         let followed = { state.conns.iter() }.filter(|(_, conn)| conn.followed().is_some());
         followed.map(|(pair, _)| *pair).collect()
     };
     for pair in followed {
-        let tuple = tuple(&pair);
-        if conntrack.get(&tuple).await?.is_none() {
+        if conntrack.get(&pair).await?.is_none() {
             restore(daemon, pair, gateway::may_live(daemon, &pair)).await?;
         }
     }
@@ -131,7 +131,7 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
 
 /// The entry of a connection that was chosen or follows is gone; the connection may not be. `passes`: it
 /// has no socket here that would say so, and goes on.
-async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()> {
+async fn restore(daemon: &Daemon, pair: FlowKey, passes: bool) -> anyhow::Result<()> {
     let (chosen, followed) = {
         let state = daemon.state.borrow();
         let conn = state.conns.get(&pair);
@@ -156,7 +156,7 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
 /// An entry that was made anew has no LOCKED.
 async fn relock(daemon: &Daemon, found: &Connection) -> anyhow::Result<()> {
     let entry = locking::entry(daemon, found);
-    for pair in ends(found) {
+    for pair in found.ends() {
         let lock = daemon.state.borrow().conns.get(&pair).lock;
         let mend = lock.mend(entry, Some(false));
         if let Some(Mend::Lock(bump)) = mend {
@@ -170,7 +170,12 @@ async fn relock(daemon: &Daemon, found: &Connection) -> anyhow::Result<()> {
 async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<()> {
     let knows = |entry: &Connection| {
         let mark = marking::seen(daemon, entry);
-        daemon.state.borrow().conns.either(&ends(entry)).knows(mark)
+        daemon
+            .state
+            .borrow()
+            .conns
+            .either(&entry.ends())
+            .knows(mark)
     };
     if knows(entry) {
         return relock(daemon, entry).await;
@@ -185,7 +190,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         }
     };
     let mark = marking::seen(daemon, &entry);
-    let ends: Vec<Pair> = connections::ends_to_peers(daemon, &entry).collect();
+    let ends: Vec<FlowKey> = connections::ends_to_peers(daemon, &entry).collect();
     let lives = connections::sockets_of(daemon, &ends).await?;
     let Some(live) = lives.into_values().next() else {
         return Ok(());
@@ -258,10 +263,9 @@ async fn follow_mark(
 ) -> anyhow::Result<Vec<Moved>> {
     let _turn = daemon.users.own_turn().await;
     let marks = marks(&daemon.config);
-    let tuple = tuple(&live.pair);
     {
         let _turn = daemon.kernel.marking().await;
-        let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
+        let entry = daemon.kernel.conntrack()?.get(&live.pair).await?;
         let (value, mask) = marks.choice(bump);
         let stands = entry.is_some_and(|entry| entry.mark & mask == value);
         let known = daemon.state.borrow().conns.get(&live.pair).choice.get();

@@ -3,43 +3,38 @@
 
 use std::collections::HashMap;
 
-use dibs_policy::conntrack::Tuple;
+use dibs_policy::conntrack::Connection;
 use dibs_policy::translation;
-use dibs_switch::conns::Pair;
+use dibs_wire::FlowKey;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::tuple;
 
 /// Why connections cannot be moved to a bump whose source is translated here.
 pub(crate) async fn translated(
     daemon: &Daemon,
     lives: &[Live],
-) -> anyhow::Result<HashMap<Pair, String>> {
+) -> anyhow::Result<HashMap<FlowKey, String>> {
     let mut refused = HashMap::new();
     let mut conntrack = daemon.kernel.conntrack()?;
     for pair in lives.iter().map(|live| live.pair) {
-        let entry = conntrack.get(&tuple(&pair)).await?;
+        let entry = conntrack.get(&pair).await?;
         // As its answers come, if they came here untranslated.
-        let expected = entry.map(|entry| Tuple {
-            source: entry.original.destination,
-            destination: entry.original.source,
-            ..entry.original
-        });
-        let Some(entry) = entry.filter(|entry| Some(entry.reply) != expected) else {
+        let is_translated = |entry: &Connection| entry.reply != entry.original.reversed();
+        let Some(entry) = entry.filter(is_translated) else {
             continue;
         };
-        let seen = match entry.original.source == pair.local.into() {
-            true => entry.reply.destination,
-            false => entry.reply.source,
+        let seen = match entry.original.source() == pair.source() {
+            true => entry.reply.destination(),
+            false => entry.reply.source(),
         };
-        let rule = translation::rule_for(pair.local.into(), pair.remote.into()).await?;
+        let rule = translation::rule_for(pair.source(), pair.destination()).await?;
         let by = rule.map_or("a rule of the nat table".to_owned(), |r| format!("`{r}`"));
         refused.insert(
             pair,
             format!(
                 "{by} shows it to the peer as {seen}: except {} from it, and connect anew",
-                pair.remote.ip()
+                pair.dst
             ),
         );
     }

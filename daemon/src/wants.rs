@@ -1,11 +1,10 @@
 //! The bumps that rules need at peers.
 
-use dibs_policy::Prefix;
 use dibs_switch::rules;
+use ipnet::IpNet;
 
 use crate::daemon::Daemon;
 use crate::rules::Rule;
-use crate::terms::policy_prefix;
 
 /// Bumps that these rules put connections of a peer into; bit n for number n.
 pub(crate) fn of_rules<'a>(
@@ -21,10 +20,7 @@ pub(crate) fn of_rules<'a>(
 }
 
 /// True if some of these addresses are behind a peer.
-pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: Prefix) -> bool {
-    let mut behind = daemon.config.peers[peer]
-        .addresses
-        .iter()
-        .map(policy_prefix);
-    behind.any(|net| net.contains(to) || to.contains(net))
+pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: IpNet) -> bool {
+    let mut behind = daemon.config.peers[peer].addresses.iter();
+    behind.any(|net| net.contains(&to) || to.contains(net))
 }

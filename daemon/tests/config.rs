@@ -13,7 +13,7 @@ use dibs_settings::{BumpId, Term};
 use dibs_switch::rules::Fit;
 use dibsd::interfaces::{Interface, Inventory};
 use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
-use dibsd::{bumps, startup, steering, terms};
+use dibsd::{bumps, startup, steering};
 
 const PEER: &str = "Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=";
 
@@ -125,7 +125,7 @@ fn the_node_is_told_of_paths_peers_and_addresses() {
         node.peers[0].endpoints,
         [(0, "10.0.1.2:5300".parse().unwrap())]
     );
-    assert!(node.peers[0].prefixes[1].contains("fd00:1::77".parse().unwrap()));
+    assert!(node.peers[0].prefixes[1].contains(&"fd00:1::77".parse::<std::net::IpAddr>().unwrap()));
     let addresses: Vec<String> = node.addresses.iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["10.0.1.1", "fd00:2::1"]);
     assert_eq!(node.trusted_share, 0.25);
@@ -336,7 +336,7 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
 fn nothing_in_use_is_nothing_installed() {
     let config = config("", "[[rule]]\nbump = \"scramble\"\ndport = 80\n");
     let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
-    let addresses = inventory().host_addresses(terms::is_our_tun);
+    let addresses = inventory().host_addresses(BumpId::is_tun);
     let classes = || rule.classes.iter().cloned();
     let host = inventory();
     let idle = steering::desired(&config, &host, classes(), &BTreeSet::new(), &addresses);

@@ -1,16 +1,16 @@
 //! A peer with a valid key whose daemon sends what it is told: `dibs-core` with nothing around it
 //! that would check.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::{PrivateKey, PublicKey};
+use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::{ControlError, Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
-use dibs_core::{Prefix, Time};
 use dibs_netns::Host;
 use dibs_settings::{Handshake, Opening, Scheduler};
 use dibs_wire::virtio;
@@ -75,7 +75,6 @@ impl HostilePeer {
         let socket = host.in_ns(|| UdpSocket::bind(own));
         let socket = socket.with_context(|| own.to_string())?;
         socket.set_read_timeout(Some(Duration::from_millis(1)))?;
-        let everything = |any: IpAddr| Prefix::new(any, 0).context("a prefix without bits");
         let config = NodeConfig {
             private,
             suite: Suite::for_this_cpu(),
@@ -91,7 +90,7 @@ impl HostilePeer {
             peers: vec![PeerConfig {
                 public: peer,
                 preshared: None,
-                prefixes: vec![everything([0; 4].into())?, everything([0; 16].into())?],
+                prefixes: vec!["0.0.0.0/0".parse()?, "::/0".parse()?],
                 accept: vec![Opening::ANY],
                 endpoints: vec![(0, at)],
             }],

@@ -20,7 +20,6 @@ pub mod node;
 pub mod path;
 pub mod path_index;
 pub mod preference;
-pub mod prefix;
 pub mod session;
 pub mod slab;
 pub mod stream;
@@ -28,5 +27,4 @@ pub mod tcp_fields;
 pub mod time;
 
 pub use path_index::PathIndex;
-pub use prefix::Prefix;
 pub use time::Time;

@@ -3,7 +3,7 @@
 use dibs_wire::emit::Headers;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Segment, flags};
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 use smallvec::SmallVec;
 
 /// Kinds of options (RFC 9293, 3.1; RFC 2018, 3; RFC 7323, 3.2).
@@ -107,7 +107,12 @@ pub fn of_piece<'a>(tcp: &TcpFields<'a>, done: usize, last: bool) -> TcpFields<'
 }
 
 /// The headers of a segment of the flow with these ends and this `meta`, with these fields.
-pub fn headers<'a>(tuple: Tuple, meta: IpMeta, seq: SeqNumber, tcp: &TcpFields<'a>) -> Headers<'a> {
+pub fn headers<'a>(
+    tuple: FlowKey,
+    meta: IpMeta,
+    seq: SeqNumber,
+    tcp: &TcpFields<'a>,
+) -> Headers<'a> {
     Headers {
         tuple,
         meta: tcp.meta.unwrap_or(meta),

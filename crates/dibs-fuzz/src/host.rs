@@ -3,14 +3,14 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
-use dibs_core::{Prefix, Time};
 use dibs_settings::{BumpId, Handshake, Opening, Scheduler};
 use dibs_wire::virtio::VirtioHdr;
-use dibs_wire::{Packet, Tuple, packet, virtio};
+use dibs_wire::{FlowKey, Packet, packet, virtio};
 
 use crate::views;
 
@@ -43,14 +43,9 @@ pub(crate) fn inner(host: usize, ipv6: bool) -> IpAddr {
 }
 
 /// One of a few connections as `host` sends; every other one is IPv6.
-pub(crate) fn tuple(host: usize, conn: usize) -> Tuple {
+pub(crate) fn tuple(host: usize, conn: usize) -> FlowKey {
     let ipv6 = conn % 2 == 1;
-    let tuple = Tuple {
-        src: inner(0, ipv6),
-        dst: inner(1, ipv6),
-        sport: 40_000 + conn as u16,
-        dport: 80,
-    };
+    let tuple = FlowKey::tcp((inner(0, ipv6), 40_000 + conn as u16), (inner(1, ipv6), 80));
     if host == 0 { tuple } else { tuple.reversed() }
 }
 
@@ -108,7 +103,6 @@ impl Host {
             addresses: vec![addr(number, path).ip()],
         });
         let endpoints = (0..2).map(|path| (path, addr(other, path)));
-        let prefix = |ipv6, bits| Prefix::new(inner(other, ipv6), bits).expect("a whole address");
         let config = NodeConfig {
             private: Box::new(key(number)),
             suite: suite(seed & 1 != 0),
@@ -118,7 +112,7 @@ impl Host {
             peers: vec![PeerConfig {
                 public: PublicKey::from(&key(other)),
                 preshared: Some(preshared()),
-                prefixes: vec![prefix(false, 32), prefix(true, 128)],
+                prefixes: [false, true].map(|ipv6| inner(other, ipv6).into()).to_vec(),
                 accept: vec![Opening::ANY],
                 endpoints: endpoints.filter(|_| calls).collect(),
             }],

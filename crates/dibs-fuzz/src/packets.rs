@@ -9,7 +9,7 @@ use dibs_core::counters::Counter;
 use dibs_core::session::Integrity;
 use dibs_core::{Time, bump};
 use dibs_wire::packet::{self, Packet, flags};
-use dibs_wire::{Tuple, virtio};
+use dibs_wire::{FlowKey, virtio};
 
 use crate::host::{Host, Outputs, addr, integrity, tuple};
 use crate::input::Input;
@@ -101,13 +101,13 @@ struct Network {
     /// Opaque packets that a host may get.
     whole: [HashSet<Vec<u8>>; 2],
     /// Per host: stretches of streams that its kernel sent, and that it got.
-    sent: [Vec<(Tuple, u32, u32)>; 2],
-    got: [Vec<(Tuple, u32, u32)>; 2],
-    tsval: [Vec<(Tuple, u32)>; 2],
+    sent: [Vec<(FlowKey, u32, u32)>; 2],
+    got: [Vec<(FlowKey, u32, u32)>; 2],
+    tsval: [Vec<(FlowKey, u32)>; 2],
     /// What the hosts' kernels say to have, true or not.
-    acked: Vec<(Tuple, u32)>,
+    acked: Vec<(FlowKey, u32)>,
     /// The numbers of FINs that the hosts' kernels sent.
-    fins: Vec<(Tuple, u32)>,
+    fins: Vec<(FlowKey, u32)>,
     /// A kernel sent a byte by the number of a FIN: that stream is two, and neither can be restored.
     contradicted: bool,
     /// Some of what passes is not authenticated.
@@ -253,11 +253,11 @@ impl Network {
             let covers = |from: u32, end: u32, number: u32| {
                 number.wrapping_sub(from) < end.wrapping_sub(from)
             };
-            let taken = |&(of, fin): &(Tuple, u32)| of == tuple && covers(seq, end, fin);
+            let taken = |&(of, fin): &(FlowKey, u32)| of == tuple && covers(seq, end, fin);
             self.contradicted |= self.fins.iter().any(taken);
             if segment.flags & flags::FIN != 0 {
                 let sent =
-                    |&(of, from, to): &(Tuple, u32, u32)| of == tuple && covers(from, to, end);
+                    |&(of, from, to): &(FlowKey, u32, u32)| of == tuple && covers(from, to, end);
                 self.contradicted |= self.sent[host].iter().any(sent);
                 self.fins.push((tuple, end));
             }
@@ -431,7 +431,7 @@ impl Network {
             for &(tuple, seq, end) in &self.sent[host] {
                 // What a kernel says to have it does not need.
                 let needed = |at: &u32| {
-                    let has = |&(of, ack): &(Tuple, u32)| {
+                    let has = |&(of, ack): &(FlowKey, u32)| {
                         of == tuple && ack.wrapping_sub(*at).wrapping_sub(1) < 1 << 31
                     };
                     !self.acked.iter().any(has)
@@ -447,9 +447,9 @@ impl Network {
 }
 
 /// The first number from `seq` up to `end` that is in none of the stretches.
-fn missing(got: &[(Tuple, u32, u32)], tuple: Tuple, mut seq: u32, end: u32) -> Option<u32> {
+fn missing(got: &[(FlowKey, u32, u32)], tuple: FlowKey, mut seq: u32, end: u32) -> Option<u32> {
     while seq != end {
-        let covers = |(t, from, to): &&(Tuple, u32, u32)| {
+        let covers = |(t, from, to): &&(FlowKey, u32, u32)| {
             let len = to.wrapping_sub(*from);
             *t == tuple && seq.wrapping_sub(*from) < len
         };

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use dibs_wire::emit::Headers;
 use dibs_wire::packet::{self, IpMeta, Packet, Segment, flags};
 use dibs_wire::virtio;
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 use etherparse::{IpNumber, PacketBuilder};
 
 use crate::host::tuple;
@@ -22,12 +22,12 @@ const FRAGMENT: u8 = 44;
 const MAX_PAYLOAD: usize = 65_535 - 100;
 
 /// The byte that stands at `seq` of a direction of a connection.
-pub(crate) fn content(tuple: &Tuple, seq: u32) -> u8 {
+pub(crate) fn content(tuple: &FlowKey, seq: u32) -> u8 {
     let ports = u64::from(tuple.sport) << 32 | u64::from(tuple.dport) << 48;
     ((ports + u64::from(seq)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-pub(crate) fn fill(tuple: &Tuple, seq: u32, payload: &mut [u8]) {
+pub(crate) fn fill(tuple: &FlowKey, seq: u32, payload: &mut [u8]) {
     for (at, byte) in payload.iter_mut().enumerate() {
         *byte = content(tuple, seq.wrapping_add(at as u32));
     }
@@ -200,7 +200,7 @@ pub(crate) fn opaque_frame(host: usize, input: &mut Input<'_>) -> Vec<u8> {
 }
 
 /// An IP packet that carries this.
-fn ip_packet(tuple: &Tuple, protocol: u8, payload: &[u8]) -> Vec<u8> {
+fn ip_packet(tuple: &FlowKey, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let ip = match (tuple.src, tuple.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
         (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),

@@ -1,9 +1,9 @@
-//! Families, prefixes and names that go into commands: checked once, here.
+//! Families and names that go into commands: checked once, here.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
+use std::net::IpAddr;
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 /// IPv4 or IPv6.
@@ -30,19 +30,20 @@ impl Family {
     }
 
     /// The prefix that holds every address.
-    pub fn any(self) -> Prefix {
-        let address = match self {
-            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
-        Prefix { address, length: 0 }
-    }
-
-    fn bits(self) -> u8 {
+    pub fn any(self) -> IpNet {
         match self {
-            Family::V4 => 32,
-            Family::V6 => 128,
+            Family::V4 => Ipv4Net::default().into(),
+            Family::V6 => Ipv6Net::default().into(),
         }
+    }
+}
+
+/// The part that two networks have in common: the narrower, where one holds the other.
+pub(crate) fn common(a: IpNet, b: IpNet) -> Option<IpNet> {
+    match (a.contains(&b), b.contains(&a)) {
+        (true, _) => Some(b),
+        (_, true) => Some(a),
+        _ => None,
     }
 }
 
@@ -52,117 +53,6 @@ impl fmt::Display for Family {
             Family::V4 => "-4",
             Family::V6 => "-6",
         })
-    }
-}
-
-/// A network: an address whose host bits are zero, and its length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Prefix {
-    address: IpAddr,
-    length: u8,
-}
-
-/// Text or numbers that make no prefix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not an address or a prefix")]
-pub struct BadPrefix(pub String);
-
-impl Prefix {
-    /// The network of `length` bits that `address` is in.
-    pub fn new(address: IpAddr, length: u8) -> Result<Self, BadPrefix> {
-        if length > Family::of(address).bits() {
-            return Err(BadPrefix(format!("{address}/{length}")));
-        }
-        let address = match address {
-            IpAddr::V4(a) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0);
-                IpAddr::V4((u32::from(a) & mask).into())
-            }
-            IpAddr::V6(a) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0);
-                IpAddr::V6((u128::from(a) & mask).into())
-            }
-        };
-        Ok(Self { address, length })
-    }
-
-    /// The prefix that holds only `address`.
-    pub fn host(address: IpAddr) -> Self {
-        Self {
-            address,
-            length: Family::of(address).bits(),
-        }
-    }
-
-    /// The network's address.
-    pub fn address(self) -> IpAddr {
-        self.address
-    }
-
-    /// The network's length in bits.
-    pub fn length(self) -> u8 {
-        self.length
-    }
-
-    /// IPv4 or IPv6.
-    pub fn family(self) -> Family {
-        Family::of(self.address)
-    }
-
-    /// True if every address of `other` is in this network.
-    pub fn contains(self, other: Prefix) -> bool {
-        self.length <= other.length
-            && Prefix::new(other.address, self.length).is_ok_and(|cut| cut == self)
-    }
-
-    /// What this network and another have in common: the narrower, where one holds the other.
-    pub(crate) fn common(self, other: Prefix) -> Option<Prefix> {
-        match (self.contains(other), other.contains(self)) {
-            (true, _) => Some(other),
-            (_, true) => Some(self),
-            _ => None,
-        }
-    }
-
-    /// True if `address` is in this network.
-    pub fn holds(self, address: IpAddr) -> bool {
-        self.contains(Prefix::host(address))
-    }
-}
-
-impl fmt::Display for Prefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
-    }
-}
-
-impl FromStr for Prefix {
-    type Err = BadPrefix;
-
-    fn from_str(text: &str) -> Result<Self, BadPrefix> {
-        let bad = || BadPrefix(text.to_owned());
-        match text.split_once('/') {
-            Some((address, length)) => Prefix::new(
-                address.parse().map_err(|_| bad())?,
-                length.parse().map_err(|_| bad())?,
-            ),
-            None => Ok(Prefix::host(text.parse().map_err(|_| bad())?)),
-        }
-    }
-}
-
-impl TryFrom<String> for Prefix {
-    type Error = BadPrefix;
-
-    fn try_from(text: String) -> Result<Self, BadPrefix> {
-        text.parse()
-    }
-}
-
-impl From<Prefix> for String {
-    fn from(prefix: Prefix) -> Self {
-        prefix.to_string()
     }
 }
 
@@ -226,36 +116,6 @@ impl fmt::Display for DeviceName {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn prefixes_lose_their_host_bits() {
-        let p: Prefix = "10.1.2.3/8".parse().unwrap();
-        assert_eq!(p.to_string(), "10.0.0.0/8");
-        assert_eq!(
-            "fd00::1".parse::<Prefix>().unwrap().to_string(),
-            "fd00::1/128"
-        );
-        assert_eq!("1.2.3.4/0".parse::<Prefix>().unwrap(), Family::V4.any());
-        assert_eq!("ffff::/0".parse::<Prefix>().unwrap(), Family::V6.any());
-        assert!(p.holds("10.255.0.1".parse().unwrap()));
-        assert!(!p.holds("11.0.0.1".parse().unwrap()));
-        assert!(!p.holds("fd00::1".parse().unwrap()));
-        assert!(!Prefix::host("10.0.0.0".parse().unwrap()).contains(p));
-    }
-
-    #[test]
-    fn bad_prefixes_are_refused() {
-        for text in [
-            "",
-            "10.0.0.1/33",
-            "fd00::/129",
-            "10.0.0.0/-1",
-            "10.0.0.0/8 ",
-            "host",
-        ] {
-            assert_eq!(text.parse::<Prefix>(), Err(BadPrefix(text.to_owned())));
-        }
-    }
 
     #[test]
     fn names_that_could_be_more_than_a_word_are_refused() {

@@ -5,6 +5,7 @@
 //! by their addresses and ports, and by their ctmarks, and the class rules; what should be marked and
 //! is not goes nowhere. The kernel lets nobody but its owner change it (see [`crate::nft`]).
 
+use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
@@ -28,18 +29,15 @@ const ELEMENTS: usize = 512;
 /// Messages with elements of one transaction: what goes out together is to fit without room of its own.
 const MESSAGES: usize = 4;
 
-/// A TCP connection of this host, as it sends: its end, the far end.
-pub type Ends = ((IpAddr, u16), (IpAddr, u16));
-
 /// The connections that the backstop knows by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     /// On a bump: they never leave unmarked, whatever becomes of their conntrack entry.
-    pub bumped: BTreeSet<Ends>,
+    pub bumped: BTreeSet<FlowKey>,
     /// Plain by choice, whatever the class rules say.
-    pub plain: BTreeSet<Ends>,
+    pub plain: BTreeSet<FlowKey>,
     /// Connections of which nothing is taken that comes in plain, before conntrack sees it.
-    pub locked: BTreeSet<Ends>,
+    pub locked: BTreeSet<FlowKey>,
 }
 
 /// How well a backstop stands.
@@ -282,10 +280,8 @@ impl Backstop {
             .flat_map(|set| Family::BOTH.map(|family| (set, family)));
         for ((set, wanted), family) in sets {
             let name = set.name(family);
-            let is_of = |ip| Family::of(ip) == family;
-            let wanted = wanted
-                .iter()
-                .filter(|ends| is_of(ends.0.0) && is_of(ends.1.0));
+            let is_of = |ends: &&FlowKey| [ends.src, ends.dst].map(Family::of) == [family; 2];
+            let wanted = wanted.iter().filter(is_of);
             let wanted: BTreeSet<Vec<u8>> = wanted.map(key).collect();
             let there = match self.elements(name).await {
                 // An earlier version made the table.
@@ -305,12 +301,12 @@ impl Backstop {
     }
 
     /// Notes where connections are: all at once, as far as one transaction holds them.
-    pub async fn note(&mut self, places: &[(Ends, Place)]) -> Result<(), Error> {
+    pub async fn note(&mut self, places: &[(FlowKey, Place)]) -> Result<(), Error> {
         if self.set.is_empty() {
             return Ok(());
         }
         // The last word on each.
-        let places: BTreeMap<Ends, Place> = places.iter().copied().collect();
+        let places: BTreeMap<FlowKey, Place> = places.iter().copied().collect();
         let mut moves = Moves::default();
         for (ends, place) in places {
             let bumped = (Place::Bumped, &mut self.known.bumped, Set::Bumped);
@@ -331,7 +327,7 @@ impl Backstop {
     }
 
     /// Notes which connections are locked, likewise.
-    pub async fn set_locked(&mut self, locked: BTreeSet<Ends>) -> Result<(), Error> {
+    pub async fn set_locked(&mut self, locked: BTreeSet<FlowKey>) -> Result<(), Error> {
         if self.set.is_empty() {
             return Ok(());
         }
@@ -473,8 +469,8 @@ pub enum Place {
 struct Moves(BTreeMap<(&'static str, bool), Vec<Vec<u8>>>);
 
 impl Moves {
-    fn note(&mut self, set: Set, ends: Ends, comes: bool) {
-        let name = set.name(Family::of(ends.0.0));
+    fn note(&mut self, set: Set, ends: FlowKey, comes: bool) {
+        let name = set.name(Family::of(ends.src));
         self.0.entry((name, comes)).or_default().push(key(&ends));
     }
 
@@ -560,9 +556,9 @@ fn elements(kind: Kind, set: &str, keys: &[&Vec<u8>]) -> Change {
 }
 
 /// As the rules build it from a packet: each part padded to four bytes.
-fn key((local, remote): &Ends) -> Vec<u8> {
+fn key(ends: &FlowKey) -> Vec<u8> {
     let mut key = Vec::new();
-    for (ip, port) in [local, remote] {
+    for (ip, port) in [(ends.src, ends.sport), (ends.dst, ends.dport)] {
         match ip {
             IpAddr::V4(ip) => key.extend(ip.octets()),
             IpAddr::V6(ip) => key.extend(ip.octets()),

@@ -4,9 +4,11 @@
 //! with expiry and flushes: a connection may live without one.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::IpAddr;
 
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
+use dibs_wire::packet::TCP;
 use netlink_packet_netfilter::conntrack::{
     ConntrackAttribute as Attribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP,
     ProtoTuple, Status, Tuple as TupleAttribute,
@@ -54,40 +56,13 @@ pub const LOOKUPS: usize = 512;
 /// Bytes of events that may wait before the kernel drops some and [`Event::Lost`] is seen.
 const EVENT_BUFFER: usize = 4 << 20;
 
-/// One direction of a tracked connection. ICMP has port 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tuple {
-    /// IP protocol number: 6 is TCP.
-    pub protocol: u8,
-    /// Address and port of the sender.
-    pub source: SocketAddr,
-    /// Address and port of the receiver.
-    pub destination: SocketAddr,
-}
-
-impl Tuple {
-    /// A TCP connection from `source` to `destination`.
-    pub fn tcp(source: SocketAddr, destination: SocketAddr) -> Self {
-        Self {
-            protocol: libc::IPPROTO_TCP as u8,
-            source,
-            destination,
-        }
-    }
-
-    /// IPv4 or IPv6.
-    pub fn family(&self) -> Family {
-        Family::of(self.source.ip())
-    }
-}
-
-/// A tracked connection.
+/// A tracked TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// As its first packet went.
-    pub original: Tuple,
+    pub original: FlowKey,
     /// As its answers come; differs from the mirrored original where addresses are translated.
-    pub reply: Tuple,
+    pub reply: FlowKey,
     /// The whole ctmark, bits of others included.
     pub mark: u32,
     /// True if the kernel told the mark. Events about other things leave a mark of 0 out.
@@ -96,7 +71,7 @@ pub struct Connection {
     pub id: u32,
     /// The conntrack zone; 0 unless another program uses zones.
     pub zone: u16,
-    /// The kernel's TCP state (3 is established), if it is TCP.
+    /// The kernel's TCP state (3 is established), if it said.
     pub tcp_state: Option<u8>,
     /// By how many bits each end shifts the windows that it gives (RFC 7323): the one that sent first,
     /// the other. 0 also where their SYNs were not seen.
@@ -110,6 +85,11 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// The connection as either end may have begun it.
+    pub fn ends(&self) -> [FlowKey; 2] {
+        [self.original, self.original.reversed()]
+    }
+
     /// True if conntrack saw a RST of it.
     pub fn was_closed(&self) -> bool {
         self.tcp_state == Some(TCP_CLOSE)
@@ -184,22 +164,31 @@ impl Conntrack {
     }
 
     /// One connection, by either of its tuples; `None` if it is not tracked.
-    pub async fn get(&mut self, tuple: &Tuple) -> Result<Option<Connection>, Error> {
+    pub async fn get(&mut self, tuple: &FlowKey) -> Result<Option<Connection>, Error> {
         let query = ConntrackMessage::Get(vec![Attribute::CtaTupleOrig(attributes(tuple))]);
-        match self.wire.request(message(tuple.family(), query), 0).await {
+        match self
+            .wire
+            .request(message(Family::of(tuple.src), query), 0)
+            .await
+        {
             Ok(answers) => Ok(answers.into_iter().find_map(connection)),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            Err(error) => Err(Error::netlink(format!("look up {tuple:?}"))(error)),
+            Err(error) => Err(Error::netlink(format!("look up {tuple}"))(error)),
         }
     }
 
     /// Replaces the bits `mask` of one connection's mark by those of `value`, in one step in the
     /// kernel. `false`: it is not tracked.
-    pub async fn set_mark(&mut self, tuple: &Tuple, value: u32, mask: u32) -> Result<bool, Error> {
+    pub async fn set_mark(
+        &mut self,
+        tuple: &FlowKey,
+        value: u32,
+        mask: u32,
+    ) -> Result<bool, Error> {
         let which = vec![Attribute::CtaTupleOrig(attributes(tuple))];
-        self.replace_mark(tuple.family(), which, value, mask)
+        self.replace_mark(Family::of(tuple.src), which, value, mask)
             .await
-            .map_err(Error::netlink(format!("set the mark of {tuple:?}")))
+            .map_err(Error::netlink(format!("set the mark of {tuple}")))
     }
 
     /// Tracks an established TCP connection that the kernel does not track, with `mark` from its first
@@ -207,12 +196,7 @@ impl Conntrack {
     ///
     /// A connection that is older than our rules gets an entry with its next packet only, which for an
     /// idle one may be the far end's.
-    pub async fn adopt(&mut self, tuple: &Tuple, mark: u32) -> Result<bool, Error> {
-        let reply = Tuple {
-            source: tuple.destination,
-            destination: tuple.source,
-            ..*tuple
-        };
+    pub async fn adopt(&mut self, tuple: &FlowKey, mark: u32) -> Result<bool, Error> {
         // As the kernel picks up a connection half way: its windows are not known.
         let flags = |kind| ProtoInfoTCP::Other(DefaultNla::new(kind, vec![TCP_BE_LIBERAL; 2]));
         let tcp = vec![
@@ -222,13 +206,13 @@ impl Conntrack {
         ];
         let entry = vec![
             Attribute::CtaTupleOrig(attributes(tuple)),
-            Attribute::CtaTupleReply(attributes(&reply)),
+            Attribute::CtaTupleReply(attributes(&tuple.reversed())),
             Attribute::CtaProtoInfo(vec![ProtoInfo::TCP(tcp)]),
             Attribute::CtaStatus(Status::Confirmed | Status::SeenReply | Status::Assured),
             Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
             Attribute::CtaMark(mark),
         ];
-        let message = message(tuple.family(), ConntrackMessage::New(entry));
+        let message = message(Family::of(tuple.src), ConntrackMessage::New(entry));
         match self.wire.request(message, NLM_F_CREATE | NLM_F_EXCL).await {
             Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
@@ -239,8 +223,7 @@ impl Conntrack {
                     }
                     _ => "",
                 };
-                let (from, to) = (tuple.source, tuple.destination);
-                let operation = format!("track the connection from {from} to {to}{full}");
+                let operation = format!("track the connection from {tuple}{full}");
                 Err(Error::netlink(operation)(error))
             }
         }
@@ -248,18 +231,18 @@ impl Conntrack {
 
     /// Has the kernel take a TCP connection for established that it takes for closed, and would forget.
     /// `false`: it is not tracked.
-    pub async fn revive(&mut self, tuple: &Tuple) -> Result<bool, Error> {
+    pub async fn revive(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
         let established = ProtoInfo::TCP(vec![ProtoInfoTCP::State(TCP_ESTABLISHED)]);
         let change = vec![
             Attribute::CtaTupleOrig(attributes(tuple)),
             Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
             Attribute::CtaProtoInfo(vec![established]),
         ];
-        let message = message(tuple.family(), ConntrackMessage::New(change));
+        let message = message(Family::of(tuple.src), ConntrackMessage::New(change));
         match self.wire.request(message, 0).await {
             Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-            Err(error) => Err(Error::netlink(format!("revive {tuple:?}"))(error)),
+            Err(error) => Err(Error::netlink(format!("revive {tuple}"))(error)),
         }
     }
 
@@ -271,7 +254,7 @@ impl Conntrack {
             let query = message(family, ConntrackMessage::Get(Vec::new()));
             let stale = |entry: NetfilterMessage| {
                 let which = identity(&entry);
-                let Connection { mark, .. } = connection(entry)?;
+                let mark = mark(&entry)?;
                 let stale = match marks.bump_of(mark) {
                     Some(bump) => !keep.contains(&bump),
                     None => keep.is_empty() && mark & marks.mask() != 0,
@@ -391,18 +374,29 @@ fn event(message: NetlinkMessage<NetfilterMessage>) -> Option<Event> {
     })
 }
 
-fn attributes(tuple: &Tuple) -> Vec<TupleAttribute> {
+fn attributes(tuple: &FlowKey) -> Vec<TupleAttribute> {
     vec![
         TupleAttribute::Ip(vec![
-            IPTuple::SourceAddress(tuple.source.ip()),
-            IPTuple::DestinationAddress(tuple.destination.ip()),
+            IPTuple::SourceAddress(tuple.src),
+            IPTuple::DestinationAddress(tuple.dst),
         ]),
         TupleAttribute::Proto(vec![
-            ProtoTuple::Protocol(tuple.protocol.into()),
-            ProtoTuple::SourcePort(tuple.source.port()),
-            ProtoTuple::DestinationPort(tuple.destination.port()),
+            ProtoTuple::Protocol(TCP.into()),
+            ProtoTuple::SourcePort(tuple.sport),
+            ProtoTuple::DestinationPort(tuple.dport),
         ]),
     ]
+}
+
+/// The mark of an entry, whatever its protocol.
+fn mark(message: &NetfilterMessage) -> Option<u32> {
+    let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = &message.inner else {
+        return None;
+    };
+    attributes.iter().find_map(|attribute| match attribute {
+        Attribute::CtaMark(mark) => Some(*mark),
+        _ => None,
+    })
 }
 
 /// What tells an entry from all others, as the kernel gave it: also for protocols without ports.
@@ -418,21 +412,17 @@ fn identity(message: &NetfilterMessage) -> Vec<Attribute> {
     attributes.iter().filter(identifies).cloned().collect()
 }
 
-fn tuple(attributes: &[TupleAttribute]) -> Option<Tuple> {
-    let unknown = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let (mut source, mut destination): (Option<IpAddr>, Option<IpAddr>) = (None, None);
-    let mut tuple = Tuple {
-        protocol: 0,
-        source: unknown,
-        destination: unknown,
-    };
+/// One direction of a tracked connection; `None` if it is not TCP.
+fn tuple(attributes: &[TupleAttribute]) -> Option<FlowKey> {
+    let (mut source, mut destination) = ((None, None), (None, None));
+    let mut protocol = None;
     for attribute in attributes {
         match attribute {
             TupleAttribute::Ip(parts) => {
                 for part in parts {
                     match part {
-                        IPTuple::SourceAddress(address) => source = Some(*address),
-                        IPTuple::DestinationAddress(address) => destination = Some(*address),
+                        IPTuple::SourceAddress(address) => source.0 = Some(*address),
+                        IPTuple::DestinationAddress(address) => destination.0 = Some(*address),
                         _ => {}
                     }
                 }
@@ -440,9 +430,9 @@ fn tuple(attributes: &[TupleAttribute]) -> Option<Tuple> {
             TupleAttribute::Proto(parts) => {
                 for part in parts {
                     match part {
-                        ProtoTuple::Protocol(protocol) => tuple.protocol = (*protocol).into(),
-                        ProtoTuple::SourcePort(port) => tuple.source.set_port(*port),
-                        ProtoTuple::DestinationPort(port) => tuple.destination.set_port(*port),
+                        ProtoTuple::Protocol(number) => protocol = Some(u8::from(*number)),
+                        ProtoTuple::SourcePort(port) => source.1 = Some(*port),
+                        ProtoTuple::DestinationPort(port) => destination.1 = Some(*port),
                         _ => {}
                     }
                 }
@@ -450,9 +440,12 @@ fn tuple(attributes: &[TupleAttribute]) -> Option<Tuple> {
             _ => {}
         }
     }
-    tuple.source.set_ip(source?);
-    tuple.destination.set_ip(destination?);
-    Some(tuple)
+    let is_tcp = protocol == Some(TCP);
+    let end = |(address, port): (Option<IpAddr>, Option<u16>)| address.zip(port);
+    end(source)
+        .zip(end(destination))
+        .filter(|_| is_tcp)
+        .map(|(source, destination)| FlowKey::tcp(source, destination))
 }
 
 fn connection(message: NetfilterMessage) -> Option<Connection> {

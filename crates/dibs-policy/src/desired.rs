@@ -4,9 +4,11 @@ use std::fmt;
 use std::net::IpAddr;
 
 use dibs_settings::{BumpId, Shows, Term};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceName, Family, MarkLayout, Prefix};
+use crate::address::common;
+use crate::{DeviceName, Family, MarkLayout};
 
 /// The whole of what should be steered on this host. Without bumps: nothing, and nothing is installed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,14 +24,14 @@ pub struct Desired {
     pub fail: Fail,
     /// Networks that this host forwards for: what their hosts and those of the peers send each other is
     /// steered too. None: only what is this host's own.
-    pub gateway: Vec<Prefix>,
+    pub gateway: Vec<IpNet>,
     /// The bumps in use.
     pub bumps: Vec<BumpRoute>,
     /// Class rules, in the order in which they are tried; the first that matches decides.
     pub rules: Vec<ClassRule>,
     /// The hosts behind the peers, the longest prefix counting, and whether there is a session: rules
     /// that prefer their bump ask for one.
-    pub sessions: Vec<(Prefix, bool)>,
+    pub sessions: Vec<(IpNet, bool)>,
 }
 
 impl Default for Desired {
@@ -73,7 +75,7 @@ pub struct BumpRoute {
     pub addresses: Vec<IpAddr>,
     /// The hosts behind the peers that this bump reaches. Only traffic to them is ever steered, and
     /// only traffic from them comes out of a TUN of ours.
-    pub peers: Vec<Prefix>,
+    pub peers: Vec<IpNet>,
 }
 
 /// Maker of a bump's device, who may set it up.
@@ -100,9 +102,9 @@ pub struct ClassRule {
     /// Source ports of outgoing packets.
     pub sport: Option<Ports>,
     /// Destination of outgoing packets.
-    pub destination: Option<Prefix>,
+    pub destination: Option<IpNet>,
     /// Source of outgoing packets.
-    pub source: Option<Prefix>,
+    pub source: Option<IpNet>,
     /// Owner of the local socket.
     pub uid: Option<u32>,
     /// The device by which the ordinary route of outgoing packets leads.
@@ -208,7 +210,10 @@ impl ClassRule {
     /// True if it can match packets of a family.
     pub fn concerns(&self, family: Family) -> bool {
         let named = [self.source, self.destination];
-        let mut named = named.into_iter().flatten().map(|net| net.family());
+        let mut named = named
+            .into_iter()
+            .flatten()
+            .map(|net| Family::of(net.addr()));
         named.all(|of| of == family) && self.family.is_none_or(|of| of == family)
     }
 
@@ -269,10 +274,10 @@ pub enum Invalid {
     MixedFamilies(u32),
     /// Whose packets would come in by a bump, and leave by it?
     #[error("{0} is behind this host and behind a peer")]
-    BehindBoth(Prefix),
+    BehindBoth(IpNet),
     /// Loopback, multicast or unspecified addresses are never steered (docs/threat-model.md, "The peer").
     #[error("{0} cannot be steered: it is loopback, multicast or unspecified")]
-    Unsteerable(Prefix),
+    Unsteerable(IpNet),
     /// What is required would leave in plain while the device is missing.
     #[error("rule {0} requires its bump, which cannot be with steering that fails open")]
     RequiredButOpen(u32),
@@ -313,13 +318,13 @@ impl Desired {
             if others.iter().any(|other| other.device == bump.device) {
                 return Err(Invalid::DuplicateDevice(bump.device.clone()));
             }
-            let addresses = bump.addresses.iter().map(|&address| Prefix::host(address));
+            let addresses = bump.addresses.iter().map(|&address| IpNet::from(address));
             bump.peers
                 .iter()
                 .copied()
                 .chain(addresses)
                 .try_for_each(steerable)?;
-            let both = |net: &&Prefix| bump.peers.iter().any(|peer| peer.common(**net).is_some());
+            let both = |net: &&IpNet| bump.peers.iter().any(|peer| common(*peer, **net).is_some());
             if let Some(net) = self.gateway.iter().find(both) {
                 return Err(Invalid::BehindBoth(*net));
             }
@@ -350,7 +355,7 @@ impl Desired {
                 return Err(Invalid::NoPort(id));
             }
             if let (Some(source), Some(destination)) = (rule.source, rule.destination)
-                && source.family() != destination.family()
+                && Family::of(source.addr()) != Family::of(destination.addr())
             {
                 return Err(Invalid::MixedFamilies(id));
             }
@@ -360,21 +365,21 @@ impl Desired {
 
     /// The hosts of `family` behind a bump's peers, longest prefixes first, and whether there is a
     /// session with them.
-    pub(crate) fn sessions_of(&self, bump: &BumpRoute, family: Family) -> Vec<(Prefix, bool)> {
-        let reached = |prefix: &Prefix| bump.peers.iter().any(|net| net.contains(*prefix));
-        let mut sessions: Vec<(Prefix, bool)> = self
+    pub(crate) fn sessions_of(&self, bump: &BumpRoute, family: Family) -> Vec<(IpNet, bool)> {
+        let reached = |prefix: &IpNet| bump.peers.iter().any(|net| net.contains(prefix));
+        let mut sessions: Vec<(IpNet, bool)> = self
             .sessions
             .iter()
-            .filter(|(prefix, _)| prefix.family() == family && reached(prefix))
+            .filter(|(prefix, _)| Family::of(prefix.addr()) == family && reached(prefix))
             .copied()
             .collect();
-        sessions.sort_by_key(|(prefix, _)| (std::cmp::Reverse(prefix.length()), *prefix));
+        sessions.sort_by_key(|(prefix, _)| (std::cmp::Reverse(prefix.prefix_len()), *prefix));
         sessions
     }
 
     /// Where forwarded packets of `family` that are steered come from and go to: each network behind
     /// this host, with each that one of `peers` is.
-    pub(crate) fn passages(&self, peers: &[Prefix], family: Family) -> Vec<(Prefix, Prefix)> {
+    pub(crate) fn passages(&self, peers: &[IpNet], family: Family) -> Vec<(IpNet, IpNet)> {
         let peers = widest(peers, family);
         let near = widest(&self.gateway, family).into_iter();
         near.flat_map(|near| peers.iter().map(move |far| (near, *far)))
@@ -382,7 +387,7 @@ impl Desired {
     }
 
     /// Every prefix of `family` that some bump reaches, without those inside another.
-    pub fn peers(&self, family: Family) -> Vec<Prefix> {
+    pub fn peers(&self, family: Family) -> Vec<IpNet> {
         widest(self.bumps.iter().flat_map(|bump| &bump.peers), family)
     }
 }
@@ -403,9 +408,9 @@ mod number {
     }
 }
 
-fn steerable(prefix: Prefix) -> Result<(), Invalid> {
-    let address = prefix.address();
-    let unspecified = address.is_unspecified() && prefix.length() > 0;
+fn steerable(prefix: IpNet) -> Result<(), Invalid> {
+    let address = prefix.addr();
+    let unspecified = address.is_unspecified() && prefix.prefix_len() > 0;
     if address.is_loopback() || address.is_multicast() || unspecified {
         return Err(Invalid::Unsteerable(prefix));
     }
@@ -414,17 +419,17 @@ fn steerable(prefix: Prefix) -> Result<(), Invalid> {
 
 /// The prefixes of `family`, ordered, without those inside another.
 pub(crate) fn widest<'a>(
-    prefixes: impl IntoIterator<Item = &'a Prefix>,
+    prefixes: impl IntoIterator<Item = &'a IpNet>,
     family: Family,
-) -> Vec<Prefix> {
-    let mut all: Vec<Prefix> = prefixes
+) -> Vec<IpNet> {
+    let mut all: Vec<IpNet> = prefixes
         .into_iter()
         .copied()
-        .filter(|p| p.family() == family)
+        .filter(|p| Family::of(p.addr()) == family)
         .collect();
     all.sort_unstable();
     all.dedup();
-    let inside = |p: &Prefix| all.iter().any(|other| other != p && other.contains(*p));
+    let inside = |p: &IpNet| all.iter().any(|other| other != p && other.contains(p));
     all.iter().filter(|p| !inside(p)).copied().collect()
 }
 
@@ -438,7 +443,7 @@ mod tests {
             device: DeviceName::new(device).unwrap(),
             owner: DeviceOwner::Ours,
             addresses: vec!["10.0.1.1".parse().unwrap()],
-            peers: vec!["10.0.1.2".parse().unwrap(), "fd00::/64".parse().unwrap()],
+            peers: vec!["10.0.1.2/32".parse().unwrap(), "fd00::/64".parse().unwrap()],
         };
         Desired {
             bumps: vec![bump(1, "dibs1"), bump(2, "dibs2")],

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use dibs_settings::BumpId;
+use ipnet::IpNet;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
@@ -25,7 +26,7 @@ use crate::net::{
     Address, Change, Hop, LinkState, NetChange, NetworkState, OWNER, Route, Rule, SYSCTLS,
 };
 use crate::wire::Wire;
-use crate::{DeviceName, Error, Family, MarkLayout, Prefix};
+use crate::{DeviceName, Error, Family, MarkLayout};
 
 /// The network state of a kernel. There is one besides [`Netlink`] only in tests.
 pub trait Kernel {
@@ -250,7 +251,7 @@ fn address_message(address: &Address) -> io::Result<AddressMessage> {
     let ip = address.address;
     let mut message = AddressMessage::default();
     message.header.index = index(&address.device)?;
-    message.header.prefix_len = Prefix::host(ip).length();
+    message.header.prefix_len = IpNet::from(ip).prefix_len();
     message.header.flags = AddressHeaderFlags::Nodad;
     message.header.family = match ip {
         IpAddr::V4(_) => AddressFamily::Inet,
@@ -275,7 +276,7 @@ fn our_route(message: &RouteMessage, names: &BTreeMap<u32, DeviceName>) -> Optio
         _ => return None,
     };
     let mut table = u32::from(message.header.table);
-    let (mut address, mut device, mut metric) = (family.any().address(), None, 0);
+    let (mut address, mut device, mut metric) = (family.any().addr(), None, 0);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Table(id) => table = *id,
@@ -286,7 +287,7 @@ fn our_route(message: &RouteMessage, names: &BTreeMap<u32, DeviceName>) -> Optio
             _ => {}
         }
     }
-    let destination = Prefix::new(address, message.header.destination_prefix_length).ok()?;
+    let destination = IpNet::new(address, message.header.destination_prefix_length).ok()?;
     // An unreachable IPv6 route is shown with the device lo.
     let hop = match message.header.kind {
         RouteType::Unicast => Hop::Device(device?),
@@ -302,8 +303,8 @@ fn our_route(message: &RouteMessage, names: &BTreeMap<u32, DeviceName>) -> Optio
 }
 
 fn route_message(route: &Route) -> io::Result<RouteMessage> {
-    let length = route.destination.length();
-    let mut message = match route.destination.address() {
+    let length = route.destination.prefix_len();
+    let mut message = match route.destination.addr() {
         IpAddr::V4(address) => RouteMessageBuilder::<Ipv4Addr>::new()
             .destination_prefix(address, length)
             .build(),

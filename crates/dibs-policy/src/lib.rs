@@ -46,8 +46,8 @@ pub mod translation;
 mod watch;
 mod wire;
 
-pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
-pub use backstop::{Backstop, Ends, Known, Place, Standing, Strength};
+pub use address::{BadDeviceName, DeviceName, Family};
+pub use backstop::{Backstop, Known, Place, Standing, Strength};
 pub use desired::{
     Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Ports,
 };

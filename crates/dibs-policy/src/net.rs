@@ -1,11 +1,12 @@
 //! Devices, addresses, routes and RPDB rules: as they should be, as they are, and the difference.
 
+use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
 use crate::desired::{DeviceOwner, Fail, widest};
-use crate::{Desired, DeviceName, Family, Prefix};
+use crate::{Desired, DeviceName, Family};
 
 /// The protocol number in every route, RPDB rule and address that dibs adds: how it knows its own.
 /// Not among the kernel's RTPROT numbers, nor those that routing daemons registered there.
@@ -52,7 +53,7 @@ pub struct Route {
     /// Its routing table.
     pub table: u32,
     /// Destination.
-    pub destination: Prefix,
+    pub destination: IpNet,
     /// Hop that a packet takes.
     pub hop: Hop,
     /// The lower is preferred.
@@ -374,7 +375,7 @@ fn set_up(device: &DeviceName, link: &LinkState, forwards: bool) -> Vec<NetChang
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} dev {}", Prefix::host(self.address), self.device)
+        write!(f, "{} dev {}", IpNet::from(self.address), self.device)
     }
 }
 
@@ -420,7 +421,7 @@ impl fmt::Display for NetChange {
                 write!(f, "ip address {} {address}", word(change))
             }
             NetChange::Route(change, route) => {
-                let family = route.destination.family();
+                let family = Family::of(route.destination.addr());
                 write!(f, "ip {family} route {} {route}", word(change))
             }
             NetChange::Rule(change, rule) => {

@@ -4,9 +4,10 @@
 //! nftables ([`nftables`]). What only one of them can say the other leaves out.
 
 use dibs_settings::{BumpId, Term};
+use ipnet::IpNet;
 
 use crate::desired::{Hours, Ports};
-use crate::{DeviceName, Family, Prefix};
+use crate::{DeviceName, Family};
 
 pub(crate) mod nftables;
 
@@ -34,8 +35,8 @@ pub(crate) enum Set {
 /// What a rule asks of a packet. In the order of iptables: addresses, devices, protocol, the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Match {
-    From(Prefix),
-    To(Prefix),
+    From(IpNet),
+    To(IpNet),
     /// Whether it came by a device.
     In(DeviceName, bool),
     /// Whether it leaves by it.
@@ -150,7 +151,7 @@ impl Set {
 impl Match {
     /// In the words of iptables; none where it has none.
     fn iptables(&self) -> Option<String> {
-        let prefix = |option: &str, prefix: &Prefix| match prefix.length() {
+        let prefix = |option: &str, prefix: &IpNet| match prefix.prefix_len() {
             0 => String::new(),
             _ => format!("{option} {prefix}"),
         };

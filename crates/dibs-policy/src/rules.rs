@@ -19,13 +19,15 @@
 
 use dibs_settings::Term;
 
+use crate::address::common;
 use crate::backstop::ruleset::{self, Ruleset};
 use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Fail, widest};
 use crate::iptables::Chain;
 use crate::rule::nftables::Printed;
 use crate::rule::{Bits, Match, Rule, Set, Verdict};
 use crate::table::Table;
-use crate::{Desired, DeviceName, Family, Prefix};
+use crate::{Desired, DeviceName, Family};
+use ipnet::IpNet;
 
 mod nftables_only;
 
@@ -34,7 +36,7 @@ struct List<'a> {
     desired: &'a Desired,
     family: Family,
     /// Where anything steered goes.
-    peers: Vec<Prefix>,
+    peers: Vec<IpNet>,
 }
 
 type Rules<'a> = fn(&List<'a>) -> Vec<Rule>;
@@ -177,7 +179,7 @@ fn tcp() -> Match {
 }
 
 /// Sent by one network to another, and what else is asked.
-fn between(from: Prefix, to: Prefix, more: impl Into<Vec<Match>>) -> Vec<Match> {
+fn between(from: IpNet, to: IpNet, more: impl Into<Vec<Match>>) -> Vec<Match> {
     [vec![Match::From(from), Match::To(to)], more.into()].concat()
 }
 
@@ -193,8 +195,8 @@ fn only_iptables(words: impl Into<String>) -> Match {
 /// Packets of a class; `way` is what else is asked of the devices.
 fn of_class(
     rule: &ClassRule,
-    from: Option<Prefix>,
-    to: Option<Prefix>,
+    from: Option<IpNet>,
+    to: Option<IpNet>,
     way: Option<Match>,
     verdict: Verdict,
 ) -> Rule {
@@ -224,17 +226,17 @@ impl<'a> List<'a> {
     }
 
     /// Where forwarded packets that are steered come from and go to.
-    fn passages(&self) -> Vec<(Prefix, Prefix)> {
+    fn passages(&self) -> Vec<(IpNet, IpNet)> {
         self.desired.passages(&self.peers, self.family)
     }
 
-    fn passages_of(&self, bump: &BumpRoute) -> Vec<(Prefix, Prefix)> {
+    fn passages_of(&self, bump: &BumpRoute) -> Vec<(IpNet, IpNet)> {
         self.desired.passages(&bump.peers, self.family)
     }
 
     /// A rule for what is sent by, or to, each peer.
-    fn each_peer(&self, end: fn(Prefix) -> Match, verdict: &Verdict) -> Vec<Rule> {
-        let rule = |peer: &Prefix| Rule::new([end(*peer)], verdict.clone());
+    fn each_peer(&self, end: fn(IpNet) -> Match, verdict: &Verdict) -> Vec<Rule> {
+        let rule = |peer: &IpNet| Rule::new([end(*peer)], verdict.clone());
         self.peers.iter().map(rule).collect()
     }
 
@@ -344,7 +346,7 @@ impl<'a> List<'a> {
                 // What is on a bump without a session stays there.
                 for (prefix, up) in self.desired.sessions_of(bump, self.family) {
                     let verdict = if up { take.clone() } else { goto("FOLLOW") };
-                    let to = to.common(prefix);
+                    let to = common(to, prefix);
                     rules.extend(to.map(|to| of_class(rule, rule.source, Some(to), None, verdict)));
                 }
             }
@@ -418,7 +420,7 @@ impl<'a> List<'a> {
     }
 
     /// The destinations that both a rule and its bump mean.
-    fn destinations(&self, rule: &ClassRule, bump: &BumpRoute) -> Vec<Prefix> {
+    fn destinations(&self, rule: &ClassRule, bump: &BumpRoute) -> Vec<IpNet> {
         if !rule.concerns(self.family) {
             return Vec::new();
         }
@@ -428,7 +430,7 @@ impl<'a> List<'a> {
             // The chains are entered for these only, so the rule need not say it again.
             return vec![wanted];
         }
-        let both = reached.into_iter().filter_map(|peer| peer.common(wanted));
+        let both = reached.into_iter().filter_map(|peer| common(peer, wanted));
         both.collect()
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
 
+use dibs_wire::FlowKey;
 use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_packet_sock_diag::constants::{
     AF_INET, AF_INET6, IPPROTO_TCP, TCP_CLOSE, TCP_LISTEN, TCP_TIME_WAIT,
@@ -33,10 +33,8 @@ const LOOKUPS: usize = 256;
 /// A connected TCP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpSocket {
-    /// Its own address.
-    pub local: SocketAddr,
-    /// The address it is connected to.
-    pub remote: SocketAddr,
+    /// Its connection, as it sends.
+    pub key: FlowKey,
     /// The kernel's TCP state; 1 is established.
     pub state: u8,
     /// Its owner.
@@ -90,16 +88,15 @@ impl fmt::Display for Process {
     }
 }
 
-/// The connected TCP sockets of these connections, given as (local, remote); those that there are not are
-/// missing.
-pub async fn find(connections: &[(SocketAddr, SocketAddr)]) -> Result<Vec<TcpSocket>, Error> {
+/// The connected TCP sockets of these connections, as they send; those that there are not are missing.
+pub async fn find(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
     let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
     let mut found = Vec::with_capacity(connections.len());
     let mut missing = Vec::new();
-    for ends in connections {
-        match look_up(&mut wire, ends, 0).await? {
+    for key in connections {
+        match look_up(&mut wire, key, 0).await? {
             Some(socket) => found.push(socket),
-            None => missing.push(*ends),
+            None => missing.push(*key),
         }
     }
     if missing.is_empty() {
@@ -109,13 +106,13 @@ pub async fn find(connections: &[(SocketAddr, SocketAddr)]) -> Result<Vec<TcpSoc
     // millisecond and more however few there are: it looks through a table for very many.
     let devices = if_nameindex().map_err(|error| Error::netlink("list devices")(error.into()))?;
     if missing.len() * devices.iter().count() > LOOKUPS {
-        let meant = |socket: &TcpSocket| missing.contains(&(socket.local, socket.remote));
+        let meant = |socket: &TcpSocket| missing.contains(&socket.key);
         found.extend(list(|socket| Some(socket).filter(meant)).await?);
         return Ok(found);
     }
-    for ends in &missing {
+    for key in &missing {
         for device in &devices {
-            if let Some(socket) = look_up(&mut wire, ends, device.index()).await? {
+            if let Some(socket) = look_up(&mut wire, key, device.index()).await? {
                 found.push(socket);
                 break;
             }
@@ -124,28 +121,24 @@ pub async fn find(connections: &[(SocketAddr, SocketAddr)]) -> Result<Vec<TcpSoc
     Ok(found)
 }
 
-/// The connected TCP socket with these ends (local, remote) that is bound to `device`, or to none.
-async fn look_up(
-    wire: &mut Wire,
-    (local, remote): &(SocketAddr, SocketAddr),
-    device: u32,
-) -> Result<Option<TcpSocket>, Error> {
+/// The connected TCP socket of this connection that is bound to `device`, or to none.
+async fn look_up(wire: &mut Wire, key: &FlowKey, device: u32) -> Result<Option<TcpSocket>, Error> {
     let socket_id = SocketId {
-        source_port: local.port(),
-        destination_port: remote.port(),
-        source_address: local.ip(),
-        destination_address: remote.ip(),
+        source_port: key.sport,
+        destination_port: key.dport,
+        source_address: key.src,
+        destination_address: key.dst,
         interface_id: device,
         cookie: NO_COOKIE,
     };
-    let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
+    let family = if key.src.is_ipv4() { AF_INET } else { AF_INET6 };
     let answers = match wire.request(query(family, socket_id), 0).await {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Vec::new(),
         answers => answers.map_err(Error::netlink("look for a TCP socket"))?,
     };
     let mut sockets = answers.into_iter().filter_map(connected);
     // Where nobody is connected, a listener answers.
-    Ok(sockets.find(|socket| (socket.local, socket.remote) == (*local, *remote)))
+    Ok(sockets.find(|socket| socket.key == *key))
 }
 
 /// Results of `pick` for every connected TCP socket of both families; IPv4-mapped addresses are given as IPv4.
@@ -226,7 +219,6 @@ fn cookie(bytes: [u8; 8]) -> u64 {
 fn socket(response: &InetResponse) -> TcpSocket {
     let header = &response.header;
     let id = &header.socket_id;
-    let address = |ip: IpAddr, port| SocketAddr::new(ip.to_canonical(), port);
     let counts = response.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(info) => Some(TcpCounts {
             // Of two bit fields of four bits, the first.
@@ -247,8 +239,10 @@ fn socket(response: &InetResponse) -> TcpSocket {
         _ => None,
     });
     TcpSocket {
-        local: address(id.source_address, id.source_port),
-        remote: address(id.destination_address, id.destination_port),
+        key: FlowKey::tcp(
+            (id.source_address.to_canonical(), id.source_port),
+            (id.destination_address.to_canonical(), id.destination_port),
+        ),
         state: header.state,
         uid: header.uid,
         cookie: cookie(id.cookie),

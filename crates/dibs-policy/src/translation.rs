@@ -1,9 +1,10 @@
 //! Source NAT of others: who translates the addresses of what this host sends.
 
+use ipnet::IpNet;
 use std::net::SocketAddr;
 
+use crate::Error;
 use crate::runner::{Command, CommandRunner, System};
-use crate::{Error, Prefix};
 
 /// What changes a packet's source.
 const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
@@ -41,8 +42,8 @@ fn find(saved: &str, local: SocketAddr, remote: SocketAddr) -> Option<&str> {
             Some((*words.get(at + 1)?, negated))
         };
         let may_hold = |key, address: SocketAddr| match value(key) {
-            Some((prefix, negated)) => match prefix.parse::<Prefix>() {
-                Ok(prefix) => prefix.holds(address.ip()) != negated,
+            Some((prefix, negated)) => match prefix.parse::<IpNet>() {
+                Ok(prefix) => prefix.contains(&address.ip()) != negated,
                 Err(_) => true,
             },
             None => true,

@@ -51,6 +51,11 @@ impl BumpId {
     pub fn tun_name(self) -> String {
         format!("dibs{self}")
     }
+
+    /// Whether a device is a bump's TUN, by its name.
+    pub fn is_tun(name: &str) -> bool {
+        Self::all().any(|id| id.tun_name() == name)
+    }
 }
 
 impl fmt::Display for BumpId {

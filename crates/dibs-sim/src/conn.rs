@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_netem::rng::mix;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Socket;
+use dibs_wire::FlowKey;
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp::{self, CongestionControl, State};
 use smoltcp::time::Duration as SmolDuration;
@@ -42,7 +43,7 @@ pub struct Conn {
     /// Ports of client and server.
     pub ports: (u16, u16),
     /// The same at each host, with addresses.
-    pub pairs: [Pair; 2],
+    pub pairs: [FlowKey; 2],
     /// It is kept open although all has been said.
     pub lingers: bool,
     /// Both ends closed at once; one went on after the other had closed.
@@ -97,10 +98,7 @@ impl Conn {
             .listen(to)
             .expect("a fresh socket listens");
         here.connect(sockets[0], to, from);
-        let pair = Pair {
-            local: from.into(),
-            remote: to.into(),
-        };
+        let pair = FlowKey::tcp(from, to);
         let stream = |end: usize| Stream {
             key: mix(2 * number as u64 + end as u64 + 1),
             kind: plan.kind,

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use dibs_core::Time;
 use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
-use dibs_wire::packet::{Tuple, flags};
+use dibs_wire::packet::{FlowKey, flags};
 use etherparse::{TcpOptionElement, TcpOptionsIterator};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
@@ -99,15 +99,15 @@ pub struct Kernel {
     device: Device,
     /// Its sockets.
     pub sockets: SocketSet<'static>,
-    paws: BTreeMap<Tuple, Paws>,
+    paws: BTreeMap<FlowKey, Paws>,
     /// TSval at time zero.
     clock: u32,
     /// Payload bytes that its TCP sent again.
     pub retransmitted: u64,
     /// What it sent, by connection as it sends.
-    tracks: BTreeMap<Tuple, Track>,
+    tracks: BTreeMap<FlowKey, Track>,
     /// Window scales that the far ends announced, by connection as they send.
-    scales: BTreeMap<Tuple, u8>,
+    scales: BTreeMap<FlowKey, u8>,
     /// Local ports whose connections send urgent data.
     pub urgent: BTreeSet<u16>,
     /// What happened.
@@ -229,7 +229,7 @@ impl Kernel {
     /// Makes connections go on that smoltcp has forgotten.
     fn remind(&mut self, now: Time) {
         let due = self.tracks.iter().filter(|(_, track)| track.is_due(now));
-        let due: Vec<Tuple> = due.map(|(tuple, _)| *tuple).collect();
+        let due: Vec<FlowKey> = due.map(|(tuple, _)| *tuple).collect();
         for tuple in due {
             let speaks = self.speaks(&tuple);
             let track = self.tracks.get_mut(&tuple).expect("it was just there");
@@ -248,12 +248,12 @@ impl Kernel {
     }
 
     /// By how many bits it shifts the windows that the far end gives (RFC 7323).
-    pub fn window_scale(&self, tuple: &Tuple) -> u8 {
+    pub fn window_scale(&self, tuple: &FlowKey) -> u8 {
         self.scales.get(&tuple.reversed()).copied().unwrap_or(0)
     }
 
     /// Whether it has a connection that may still send or get something.
-    pub fn speaks(&self, tuple: &Tuple) -> bool {
+    pub fn speaks(&self, tuple: &FlowKey) -> bool {
         self.sockets.iter().any(|(_, socket)| {
             let smoltcp::socket::Socket::Tcp(socket) = socket else {
                 return false;
@@ -269,7 +269,7 @@ impl Kernel {
     }
 
     /// Whether a pointer of this kernel said so.
-    pub fn said_urgent(&self, tuple: &Tuple, at: SeqNumber) -> bool {
+    pub fn said_urgent(&self, tuple: &FlowKey, at: SeqNumber) -> bool {
         let track = self.tracks.get(tuple);
         track.is_some_and(|t| t.urgents.contains(&at.raw()))
     }

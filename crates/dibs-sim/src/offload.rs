@@ -203,21 +203,18 @@ pub fn tcp(packet: &[u8]) -> Option<Segment<'_>> {
 mod tests {
     use super::*;
     use dibs_wire::SeqNumber;
-    use dibs_wire::packet::{IpMeta, Tuple};
+    use dibs_wire::packet::{FlowKey, IpMeta};
+    use std::net::SocketAddr;
 
     fn packet(seq: u32, len: usize, tcp_flags: u16, v6: bool) -> Vec<u8> {
         let (src, dst) = if v6 {
-            ("fd01::1", "fd01::2")
+            ("[fd01::1]:1", "[fd01::2]:2")
         } else {
-            ("10.0.0.1", "10.0.0.2")
+            ("10.0.0.1:1", "10.0.0.2:2")
         };
+        let end = |text: &str| text.parse::<SocketAddr>().unwrap();
         let headers = Headers {
-            tuple: Tuple {
-                src: src.parse().unwrap(),
-                dst: dst.parse().unwrap(),
-                sport: 1,
-                dport: 2,
-            },
+            tuple: FlowKey::tcp(end(src), end(dst)),
             meta: IpMeta {
                 ttl: 64,
                 ..IpMeta::default()

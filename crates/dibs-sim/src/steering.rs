@@ -21,11 +21,11 @@ use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::{locks, rules, tells};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Body, Message, Named, Switch};
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
 use crate::conn::Conn;
 use crate::coverage::Coverage;
@@ -80,7 +80,7 @@ pub struct At<'a> {
 
 /// Which sockets a host's connections have: all connections, the numbers of those of the host as it sends, and the
 /// host.
-pub struct Sockets<'a>(pub &'a [Conn], pub &'a BTreeMap<Pair, usize>, pub usize);
+pub struct Sockets<'a>(pub &'a [Conn], pub &'a BTreeMap<FlowKey, usize>, pub usize);
 
 impl<'a> At<'a> {
     /// A host with a daemon.
@@ -94,17 +94,17 @@ impl<'a> At<'a> {
     }
 
     /// The socket of a connection that is alive here.
-    fn socket(&self, pair: &Pair) -> Option<Socket> {
+    fn socket(&self, pair: &FlowKey) -> Option<Socket> {
         let Sockets(conns, numbers, host) = self.sockets;
         let conn = &conns[*numbers.get(pair)?];
         conn.lives(host, self.kernel).then(|| conn.socket(host))
     }
 
     /// All that are alive, and whether they speak: before the first packet there is only who listens.
-    fn found(&self) -> BTreeMap<Pair, (Socket, bool)> {
+    fn found(&self) -> BTreeMap<FlowKey, (Socket, bool)> {
         let Sockets(_, numbers, _) = self.sockets;
-        let live = |pair: &Pair| {
-            let speaks = self.kernel.speaks(&tuple(pair));
+        let live = |pair: &FlowKey| {
+            let speaks = self.kernel.speaks(pair);
             Some((*pair, (self.socket(pair)?, speaks)))
         };
         numbers.keys().filter_map(live).collect()
@@ -134,54 +134,54 @@ impl Steering {
     }
 
     /// A connection is about to be opened: what rules say of it.
-    pub fn open(&mut self, pair: Pair, bump: Option<BumpId>, required: Option<BumpId>) {
+    pub fn open(&mut self, pair: FlowKey, bump: Option<BumpId>, required: Option<BumpId>) {
         self.forget(&pair);
         self.host.open(pair, bump, required);
     }
 
     /// The connection is over, and its conntrack entry and the choice for it are swept.
-    pub fn forget(&mut self, pair: &Pair) {
+    pub fn forget(&mut self, pair: &FlowKey) {
         self.host.forget(pair);
     }
 
     /// The kernel's mark of a connection.
-    pub fn mark(&self, pair: &Pair) -> Mark {
+    pub fn mark(&self, pair: &FlowKey) -> Mark {
         self.host.kernel().mark(pair)
     }
 
     /// The bump that a rule of this host requires, by the kernel.
-    pub fn requires(&self, pair: &Pair) -> Option<BumpId> {
+    pub fn requires(&self, pair: &FlowKey) -> Option<BumpId> {
         self.host.kernel().requires(pair)
     }
 
     /// The bump that the first of this host's rules has a connection on, by the kernel.
-    pub fn ruled(&self, pair: &Pair) -> Option<BumpId> {
+    pub fn ruled(&self, pair: &FlowKey) -> Option<BumpId> {
         self.host.kernel().ruled(pair)
     }
 
     /// The choice in force here.
-    pub fn choice(&self, pair: &Pair) -> Option<Choice> {
+    pub fn choice(&self, pair: &FlowKey) -> Option<Choice> {
         self.host.choice(pair)
     }
 
     /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
-    pub fn admits(&mut self, pair: &Pair, way: Way, follow: bool) -> bool {
+    pub fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         self.host.kernel_mut().admits(pair, way, follow)
     }
 
     /// Which way a packet of the local kernel takes: OUTPUT's order.
-    pub fn way(&mut self, pair: &Pair) -> Way {
+    pub fn way(&mut self, pair: &FlowKey) -> Way {
         self.host.kernel_mut().way(pair)
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub fn set_by_hand(&mut self, pair: Pair, bump: Option<BumpId>) {
+    pub fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>) {
         self.host.kernel_mut().set_by_hand(pair, bump);
     }
 
     /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, what it moved by rules,
     /// and `kept` ones.
-    pub fn flush(&mut self, kept: impl Fn(&Pair) -> bool) {
+    pub fn flush(&mut self, kept: impl Fn(&FlowKey) -> bool) {
         self.host.flush(kept);
     }
 
@@ -243,11 +243,7 @@ impl Steering {
     }
 
     /// What a connection sent by a bump has arrived.
-    pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, tuple: Tuple) {
-        let pair = Pair {
-            local: (tuple.src, tuple.sport).into(),
-            remote: (tuple.dst, tuple.dport).into(),
-        };
+    pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, pair: FlowKey) {
         self.host.note_drained(&pair, bump);
         self.run(at);
     }
@@ -270,7 +266,7 @@ impl Steering {
     pub fn outbid(
         &mut self,
         at: &mut At<'_>,
-        pair: Pair,
+        pair: FlowKey,
         socket: Socket,
         bump: Option<BumpId>,
         host: u64,
@@ -395,17 +391,17 @@ impl Steering {
                 }
                 Command::Conns => self.host.note_conns(at.node.conns()),
                 Command::Drain(pair) => {
-                    let scale = at.kernel.window_scale(&tuple(&pair));
+                    let scale = at.kernel.window_scale(&pair);
                     for bump in CARRIED {
-                        at.node.drain(at.now, bump, tuple(&pair), scale);
+                        at.node.drain(at.now, bump, pair, scale);
                     }
                 }
                 Command::EndDrain(pair) => {
                     for bump in CARRIED {
-                        at.node.end_drain(bump, tuple(&pair));
+                        at.node.end_drain(bump, pair);
                     }
                 }
-                Command::Solicit(pair, bump) => at.node.solicit(bump, tuple(&pair)),
+                Command::Solicit(pair, bump) => at.node.solicit(bump, pair),
             }
         }
         any
@@ -417,15 +413,5 @@ impl Steering {
     /// They did.
     pub fn check(&self) -> Result<(), String> {
         self.host.check()
-    }
-}
-
-/// The connection as the core names it.
-pub fn tuple(pair: &Pair) -> Tuple {
-    Tuple {
-        src: pair.local.ip(),
-        dst: pair.remote.ip(),
-        sport: pair.local.port(),
-        dport: pair.remote.port(),
     }
 }

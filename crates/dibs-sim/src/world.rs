@@ -10,16 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use dibs_core::Time;
 use dibs_core::bump::{self, Bump, Pads, Scheme};
 use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
-use dibs_core::{Prefix, Time};
 use dibs_netem::{
     Conditions, Emulator,
     rng::{Rng, mix},
 };
 use dibs_settings::{BumpId, Opening};
-use dibs_switch::conns::Pair;
+use dibs_wire::FlowKey;
 
 use crate::adversary::{Adversary, Tamper};
 use crate::conn::Conn;
@@ -159,8 +159,8 @@ pub struct World {
     /// Bytes that came from addresses of his, and went there: by host, path, address.
     lures: BTreeMap<(usize, usize, SocketAddr), (u64, u64)>,
     /// The last packet of each end of a connection.
-    last: BTreeMap<Pair, Vec<u8>>,
-    by_pair: [BTreeMap<Pair, usize>; 2],
+    last: BTreeMap<FlowKey, Vec<u8>>,
+    by_pair: [BTreeMap<FlowKey, usize>; 2],
     /// All paths are cut until then.
     cut_until: Time,
     /// Packets of others were put into a TUN of each host.
@@ -489,15 +489,13 @@ impl World {
         } else {
             Vec::new()
         };
-        let prefixes = addresses()[1 - host]
-            .map(|a| Prefix::new(a, if a.is_ipv4() { 32 } else { 128 }).expect("a whole address"));
         let peer = PeerConfig {
             public: PublicKey::from(&StaticSecret::from(private(self.seed, 1 - host))),
             preshared: self
                 .setup
                 .preshared
                 .then(|| Box::new(Secret::new(preshared(self.seed)))),
-            prefixes: prefixes.to_vec(),
+            prefixes: addresses()[1 - host].map(Into::into).to_vec(),
             accept: vec![Opening::ANY],
             endpoints,
         };

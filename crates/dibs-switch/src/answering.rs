@@ -6,8 +6,9 @@
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
 
-use crate::conns::{Choice, Pair, Socket, Version};
+use crate::conns::{Choice, Socket, Version};
 use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch};
 use crate::plausible::{Hosts, Implausible};
@@ -78,7 +79,7 @@ impl Refusal {
 #[derive(Clone, Copy, Debug)]
 pub struct Following {
     /// As this host sends.
-    pub pair: Pair,
+    pub pair: FlowKey,
     /// Nobody here knew that it would be there.
     pub is_new: bool,
     /// Request of the peer.
@@ -141,7 +142,7 @@ impl Wanted {
     fn judge_one(
         &self,
         conn: &mut Conn,
-        pair: Pair,
+        pair: FlowKey,
         version: Version,
         here: Here,
     ) -> Result<Following, Refusal> {

@@ -3,86 +3,9 @@
 //! Each choice has a version, (generation, host); the higher wins wherever two meet, so that both ends
 //! come to the same one however their messages cross (docs/switching.md).
 
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
 use serde::{Deserialize, Serialize};
-
-/// An end of a TCP connection. Tables have thousands of them, and those of a [`SocketAddr`] would be half empty.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(from = "SocketAddr", into = "SocketAddr")]
-pub struct End {
-    ip: IpAddr,
-    port: u16,
-}
-
-impl End {
-    /// Its address.
-    pub const fn ip(&self) -> IpAddr {
-        self.ip
-    }
-
-    /// Its port.
-    pub const fn port(&self) -> u16 {
-        self.port
-    }
-}
-
-impl From<SocketAddr> for End {
-    fn from(end: SocketAddr) -> Self {
-        (end.ip(), end.port()).into()
-    }
-}
-
-impl From<(IpAddr, u16)> for End {
-    fn from((ip, port): (IpAddr, u16)) -> Self {
-        Self { ip, port }
-    }
-}
-
-impl From<End> for (IpAddr, u16) {
-    fn from(end: End) -> Self {
-        (end.ip, end.port)
-    }
-}
-
-impl From<End> for SocketAddr {
-    fn from(end: End) -> Self {
-        Self::new(end.ip, end.port)
-    }
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        SocketAddr::from(*self).fmt(f)
-    }
-}
-
-impl fmt::Debug for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A TCP connection of this host, as it sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Pair {
-    /// This host's end.
-    pub local: End,
-    /// The far end.
-    pub remote: End,
-}
-
-impl Pair {
-    /// The same connection, as the other end sends.
-    pub fn reversed(self) -> Self {
-        Self {
-            local: self.remote,
-            remote: self.local,
-        }
-    }
-}
 
 /// A socket of one host, by a number that no other of its sockets has: connections that have the same
 /// ends one after the other have different sockets. To the other host it is only a name.
@@ -108,6 +31,13 @@ pub struct Version {
     pub host: u64,
 }
 
+/// Number of a host in versions, the first bytes of its public key: another one than any other host's, but for one
+/// chance in 2^64.
+pub fn host_id(key: &[u8; 32]) -> u64 {
+    let (first, _) = key.split_first_chunk().expect("32 bytes");
+    u64::from_be_bytes(*first)
+}
+
 /// Choice for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
@@ -127,7 +57,7 @@ pub struct Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meant {
     /// Its ends.
-    pub pair: Pair,
+    pub pair: FlowKey,
     /// Its socket here.
     pub socket: Socket,
 }
@@ -309,11 +239,8 @@ pub(crate) mod tests {
         BumpId::new(number).expect("a number of a bump")
     }
 
-    pub(crate) fn pair() -> Pair {
-        Pair {
-            local: (IpAddr::from([10, 0, 1, 1]), 40000).into(),
-            remote: (IpAddr::from([10, 0, 1, 2]), 80).into(),
-        }
+    pub(crate) fn pair() -> FlowKey {
+        FlowKey::tcp(([10, 0, 1, 1], 40000), ([10, 0, 1, 2], 80))
     }
 
     #[test]

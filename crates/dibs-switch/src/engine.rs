@@ -9,6 +9,7 @@
 //! Functions wait for their machine as `async` functions do; they neither spawn tasks nor know an executor. State is
 //! borrowed from the machine between two waits only.
 
+use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use dibs_settings::BumpId;
 
 use crate::answering::Refusal;
 use crate::asking::Conclusion;
-use crate::conns::{Meant, Pair};
+use crate::conns::Meant;
 use crate::knock;
 use crate::messages::{Body, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
@@ -48,7 +49,7 @@ pub trait Live: Copy {
     fn is_over(&self) -> bool;
 
     /// Its ends.
-    fn pair(&self) -> Pair {
+    fn pair(&self) -> FlowKey {
         self.meant().pair
     }
 }
@@ -57,7 +58,7 @@ pub trait Live: Copy {
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
     /// The connection.
-    pub pair: Pair,
+    pub pair: FlowKey,
     /// The bump; none: plain.
     pub bump: Option<BumpId>,
     /// True if somebody chose so.
@@ -66,7 +67,7 @@ pub struct Mark {
 
 impl Mark {
     /// This bump, or plain, by no choice.
-    pub fn moved(pair: Pair, bump: Option<BumpId>) -> Self {
+    pub fn moved(pair: FlowKey, bump: Option<BumpId>) -> Self {
         let explicit = false;
         Self {
             pair,
@@ -76,7 +77,7 @@ impl Mark {
     }
 
     /// This bump, or plain, by choice.
-    pub fn chosen(pair: Pair, bump: Option<BumpId>) -> Self {
+    pub fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
         let explicit = true;
         Self {
             pair,
@@ -141,13 +142,13 @@ pub enum News<'a, L, R> {
         conns: &'a [L],
     },
     /// Connections that could not follow it are put back.
-    Undone(&'a [Pair]),
+    Undone(&'a [FlowKey]),
     /// A choice is given up for a rule of the peer.
     GivenUp {
         /// The peer with the rule.
         peer: usize,
         /// Its ends.
-        pair: Pair,
+        pair: FlowKey,
         /// The connection, if it is still there.
         conn: Option<L>,
     },
@@ -186,10 +187,10 @@ pub enum News<'a, L, R> {
 }
 
 /// Connections whose marks could not be set, and why.
-pub type Failed<M> = BTreeMap<Pair, <M as Machine>::MarkFault>;
+pub type Failed<M> = BTreeMap<FlowKey, <M as Machine>::MarkFault>;
 
 /// Connections by their ends. For lookups alone: it has no order.
-pub type Found<M> = HashMap<Pair, <M as Machine>::Live>;
+pub type Found<M> = HashMap<FlowKey, <M as Machine>::Live>;
 
 /// News of a machine.
 pub type NewsOf<'a, M> = News<'a, <M as Machine>::Live, <M as Machine>::Rule>;
@@ -224,7 +225,7 @@ pub trait Machine {
     /// Number of peers.
     fn peers(&self) -> usize;
     /// The peer that a connection goes to.
-    fn peer_of(&self, pair: &Pair) -> Option<usize>;
+    fn peer_of(&self, pair: &FlowKey) -> Option<usize>;
     /// This host and a peer, as versions name them.
     fn hosts(&self, peer: usize) -> Hosts;
     /// True if a bump ends at this host's data path not, but in plain or at a device of another program.
@@ -280,14 +281,14 @@ pub trait Machine {
     ///
     /// # Errors
     /// As of [`lives`](Self::lives).
-    async fn find(&self, pairs: &[Pair]) -> Result<Found<Self>, Self::Fault>
+    async fn find(&self, pairs: &[FlowKey]) -> Result<Found<Self>, Self::Fault>
     where
         Self: Sized;
     /// As [`find`](Self::find), with what the kernel's entries say of them.
     ///
     /// # Errors
     /// As of [`lives`](Self::lives).
-    async fn look_up(&self, pairs: &[Pair]) -> Result<(Found<Self>, Tracked), Self::Fault>
+    async fn look_up(&self, pairs: &[FlowKey]) -> Result<(Found<Self>, Tracked), Self::Fault>
     where
         Self: Sized;
     /// What `pick` takes of all connections that are on a bump by their marks.
@@ -299,7 +300,7 @@ pub trait Machine {
         pick: impl Fn(&Self::Live, &Tracked) -> Option<T>,
     ) -> Result<Vec<T>, Self::Fault>;
     /// Those of these connections whose kernels here send by a bump now.
-    async fn sending(&self, pairs: &[Pair]) -> BTreeSet<Pair>;
+    async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
 
     /// Why connections cannot go where a user wants them, as far as this host knows, or finds out before it asks the peer
     /// for its part; plain has to be seen to carry what goes there.
@@ -310,13 +311,13 @@ pub trait Machine {
         &self,
         lives: &[Self::Live],
         goal: Goal,
-    ) -> Result<BTreeMap<Pair, Self::Why>, Self::Fault>;
+    ) -> Result<BTreeMap<FlowKey, Self::Why>, Self::Fault>;
     /// Those of these connections that rules can move to a bump.
     async fn steerable(&self, lives: &[Self::Live], bump: Option<BumpId>) -> Vec<Self::Live>;
     /// Those of these connections that plain does not carry, as far as anybody can say.
-    async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<Pair, knock::Refusal>;
+    async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<FlowKey, knock::Refusal>;
     /// Why none of these connections can follow a SWITCH to a bump.
-    async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[Pair]) -> Option<Refusal>;
+    async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal>;
 
     /// Sets marks, once it is the caller's turn: what they are is decided then. One that another program has set
     /// meanwhile stays.
@@ -324,18 +325,18 @@ pub trait Machine {
     where
         Self: Sized;
     /// Has marks say what is chosen by then, where nothing is pending.
-    async fn mark_choices(&self, pairs: &[Pair]) -> Failed<Self>
+    async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self>
     where
         Self: Sized;
     /// Takes the locks off that the record has released.
-    async fn unlock(&self, pairs: &[Pair]);
+    async fn unlock(&self, pairs: &[FlowKey]);
     /// Waits until nothing that connections sent by bumps can be overtaken. Their kernels send nothing new until they
     /// are marked, or [go on](Self::end_drains).
     async fn silence(&self, lives: &[Self::Live]);
     /// Has a connection go on that was to fall silent.
-    fn end_drains(&self, pair: &Pair);
+    fn end_drains(&self, pair: &FlowKey);
     /// Has this host's kernel tell the peer's where a connection stands that has just come to a bump.
-    fn solicit(&self, pair: &Pair, bump: Option<BumpId>);
+    fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>);
     /// Tells paths what connections sent in plain that come from there.
     fn expect_rates(&self, lives: &[Self::Live]);
 
@@ -357,7 +358,7 @@ pub trait Machine {
 /// Changes what is known of one connection.
 fn update<M: Machine, R>(
     m: &M,
-    pair: &Pair,
+    pair: &FlowKey,
     change: impl FnOnce(&mut crate::table::Conn) -> R,
 ) -> R {
     m.conns(|conns| conns.update(pair, change))

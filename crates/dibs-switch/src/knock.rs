@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_wire::emit::Headers;
-use dibs_wire::packet::{self, IpMeta, Packet, Tuple, flags};
+use dibs_wire::packet::{self, FlowKey, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, emit, virtio};
 
-use crate::conns::Pair;
 use crate::messages::{Answer, Outcome, Unanswered};
 
 /// Time for an acknowledgement to arrive.
@@ -73,20 +72,15 @@ impl Numbers {
 ///
 /// A firewall that follows the numbers drops what acknowledges bytes that it has not seen, as they went by the bump. The
 /// one in front tells it what this end has sent, so that it lets the other end's acknowledgement of that pass.
-pub fn packets(pair: &Pair, numbers: Numbers) -> [Vec<u8>; 2] {
+pub fn packets(pair: &FlowKey, numbers: Numbers) -> [Vec<u8>; 2] {
     let ack = numbers.ack.wrapping_sub(BEHIND);
     [Numbers { ack, ..numbers }, numbers].map(|numbers| packet(pair, numbers))
 }
 
 /// The acknowledgement as a packet of this host.
-fn packet(pair: &Pair, numbers: Numbers) -> Vec<u8> {
+fn packet(pair: &FlowKey, numbers: Numbers) -> Vec<u8> {
     let headers = Headers {
-        tuple: Tuple {
-            src: pair.local.ip(),
-            dst: pair.remote.ip(),
-            sport: pair.local.port(),
-            dport: pair.remote.port(),
-        },
+        tuple: *pair,
         meta: IpMeta {
             ttl: TTL,
             ..IpMeta::default()
@@ -109,14 +103,11 @@ fn packet(pair: &Pair, numbers: Numbers) -> Vec<u8> {
 }
 
 /// The connection, as this host sends, and the numbers of an acknowledgement without data that came in.
-pub fn read(bytes: &[u8]) -> Option<(Pair, Numbers)> {
+pub fn read(bytes: &[u8]) -> Option<(FlowKey, Numbers)> {
     let Ok(Packet::Tcp(segment)) = packet::parse(bytes) else {
         return None;
     };
-    let pair = Pair {
-        local: (segment.tuple.dst, segment.tuple.dport).into(),
-        remote: (segment.tuple.src, segment.tuple.sport).into(),
-    };
+    let pair = segment.tuple.reversed();
     let numbers = Numbers {
         seq: segment.seq.raw(),
         ack: segment.ack.raw(),

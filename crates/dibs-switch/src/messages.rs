@@ -42,13 +42,14 @@
 //!
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
 
+use dibs_wire::FlowKey;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::node::{ControlError, MAX_CONTROL, MAX_SILENT};
 use dibs_settings::BumpId;
 
-use crate::conns::{Pair, Socket, Version};
+use crate::conns::{Socket, Version};
 use crate::knock::Numbers;
 use crate::silence::Port;
 
@@ -88,7 +89,7 @@ pub struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
     /// As the sender sends.
-    pub pair: Pair,
+    pub pair: FlowKey,
     /// The receiver's.
     pub socket: Socket,
 }
@@ -388,7 +389,7 @@ fn count(len: usize) -> u8 {
 }
 
 fn put_named(out: &mut Vec<u8>, Named { pair, socket }: &Named) {
-    match (pair.local.ip(), pair.remote.ip()) {
+    match (pair.src, pair.dst) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
             out.push(4);
             out.extend(local.octets());
@@ -401,8 +402,8 @@ fn put_named(out: &mut Vec<u8>, Named { pair, socket }: &Named) {
         }
         _ => panic!("both ends of a connection are of one family"),
     }
-    out.extend(pair.local.port().to_be_bytes());
-    out.extend(pair.remote.port().to_be_bytes());
+    out.extend(pair.sport.to_be_bytes());
+    out.extend(pair.dport.to_be_bytes());
     out.extend(socket.0.to_be_bytes());
 }
 
@@ -476,10 +477,7 @@ impl Reader<'_> {
             6 => (self.take::<16>()?.into(), self.take::<16>()?.into()),
             _ => return Err(Malformed),
         };
-        let pair = Pair {
-            local: (local, self.u16()?).into(),
-            remote: (remote, self.u16()?).into(),
-        };
+        let pair = FlowKey::tcp((local, self.u16()?), (remote, self.u16()?));
         let socket = Socket(self.u32()?);
         Ok(Named { pair, socket })
     }
@@ -500,10 +498,7 @@ mod tests {
     fn named() -> impl Strategy<Value = Named> {
         let numbers = any::<(u16, u16, u32)>();
         (address(), numbers).prop_map(|((local, remote), (from, to, socket))| Named {
-            pair: Pair {
-                local: (local, from).into(),
-                remote: (remote, to).into(),
-            },
+            pair: FlowKey::tcp((local, from), (remote, to)),
             socket: Socket(socket),
         })
     }

@@ -1,9 +1,10 @@
 //! Which rule decides over a connection, and where that has it go; which bumps rules need at the other end.
 
 use dibs_settings::{BumpId, Level};
+use dibs_wire::FlowKey;
 
 use crate::answering::Here;
-use crate::conns::{Choice, Pair, Socket};
+use crate::conns::{Choice, Socket};
 use crate::marks::Hand;
 use crate::messages::Outcome;
 use crate::table::{Conn, ConnTable};
@@ -246,7 +247,7 @@ impl Wants {
         conns: &mut ConnTable,
         sequence: u64,
         bumps: u16,
-        is_of_peer: impl Fn(&Pair) -> bool,
+        is_of_peer: impl Fn(&FlowKey) -> bool,
     ) -> Option<Outcome> {
         if sequence <= self.sequence {
             return Some(Outcome::Older);

@@ -6,8 +6,9 @@ use std::sync::LazyLock;
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
 
-use crate::conns::{Choice, Chosen, Meant, Pair, Socket};
+use crate::conns::{Choice, Chosen, Meant, Socket};
 use crate::locks::Lock;
 use crate::marks::{Foreign, Hand, Handed, NewMark, STRAGGLERS, SeenMark, Written};
 use crate::messages::{Answer, Named};
@@ -19,7 +20,7 @@ use crate::tracked::{Entry, Mend, Tracked};
 /// outputs are [`take_tellings`](Self::take_tellings), [`take_moved`](Self::take_moved) and [`lock_due`](Self::lock_due), at
 /// [`next_telling`](Self::next_telling), [`next_moved`](Self::next_moved) and [`next_lock`](Self::next_lock).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ConnTable(BTreeMap<Pair, Conn>);
+pub struct ConnTable(BTreeMap<FlowKey, Conn>);
 
 /// A connection. What this host decides now may be ahead of its mark.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -242,28 +243,28 @@ impl Conn {
 
 impl ConnTable {
     /// Record of a connection.
-    pub fn get(&self, pair: &Pair) -> &Conn {
+    pub fn get(&self, pair: &FlowKey) -> &Conn {
         self.0.get(pair).unwrap_or(&NOTHING)
     }
 
     /// Record of the connection between two ends, whichever of them is ours.
-    pub fn either(&self, ends: &[Pair; 2]) -> &Conn {
+    pub fn either(&self, ends: &[FlowKey; 2]) -> &Conn {
         let known = ends.iter().find_map(|pair| self.0.get(pair));
         known.unwrap_or(&NOTHING)
     }
 
     /// All that anything is known of, ordered.
-    pub fn iter(&self) -> impl Iterator<Item = (&Pair, &Conn)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&FlowKey, &Conn)> {
         self.0.iter()
     }
 
     /// All choices, ordered.
-    pub fn choices(&self) -> impl Iterator<Item = (Pair, Choice)> {
+    pub fn choices(&self) -> impl Iterator<Item = (FlowKey, Choice)> {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
     }
 
     /// Connections that are on a bump only because plain does not carry them, and that bump.
-    pub fn kept(&self) -> impl Iterator<Item = (&Pair, BumpId)> {
+    pub fn kept(&self) -> impl Iterator<Item = (&FlowKey, BumpId)> {
         self.0.iter().filter_map(|(pair, conn)| {
             let kept = conn.handed.filter(|handed| handed.by == Hand::Kept)?;
             Some((pair, kept.bump))
@@ -279,7 +280,7 @@ impl ConnTable {
     }
 
     /// Changes what is known of a connection.
-    pub fn update<R>(&mut self, pair: &Pair, change: impl FnOnce(&mut Conn) -> R) -> R {
+    pub fn update<R>(&mut self, pair: &FlowKey, change: impl FnOnce(&mut Conn) -> R) -> R {
         let conn = self.0.entry(*pair).or_default();
         let changed = change(conn);
         if *conn == Conn::default() {
@@ -291,7 +292,7 @@ impl ConnTable {
     /// Changes what is known of these connections.
     pub fn update_each<'a>(
         &mut self,
-        pairs: impl IntoIterator<Item = &'a Pair>,
+        pairs: impl IntoIterator<Item = &'a FlowKey>,
         mut change: impl FnMut(&mut Conn),
     ) {
         for pair in pairs {
@@ -300,7 +301,7 @@ impl ConnTable {
     }
 
     /// Changes what is known of all connections of which anything is.
-    pub fn update_all(&mut self, mut change: impl FnMut(&Pair, &mut Conn)) {
+    pub fn update_all(&mut self, mut change: impl FnMut(&FlowKey, &mut Conn)) {
         self.0.retain(|pair, conn| {
             change(pair, conn);
             *conn != Conn::default()
@@ -308,7 +309,7 @@ impl ConnTable {
     }
 
     /// Gives choices out of a file versions that can be overruled, see [`Chosen::make_plausible`]; which and why.
-    pub fn make_plausible(&mut self, own: u64, peers: &[u64]) -> Vec<(Pair, Implausible)> {
+    pub fn make_plausible(&mut self, own: u64, peers: &[u64]) -> Vec<(FlowKey, Implausible)> {
         let mut found = Vec::new();
         self.update_all(|pair, conn| {
             let why = conn.choice.make_plausible(own, peers);
@@ -319,7 +320,7 @@ impl ConnTable {
 
     /// The peer of the connections that are `meant` has a new session: it is told what stands for them, and asked
     /// for what waited for that.
-    pub fn tell_all(&mut self, now: Time, meant: impl Fn(&Pair) -> bool) {
+    pub fn tell_all(&mut self, now: Time, meant: impl Fn(&FlowKey) -> bool) {
         self.update_all(|pair, conn| {
             if !meant(pair) {
                 return;
@@ -340,8 +341,8 @@ impl ConnTable {
     pub fn take_tellings(
         &mut self,
         now: Time,
-        meant: impl Fn(&Pair) -> bool,
-    ) -> Vec<(Pair, Choice)> {
+        meant: impl Fn(&FlowKey) -> bool,
+    ) -> Vec<(FlowKey, Choice)> {
         let mut told = Vec::new();
         self.update_all(|pair, conn| {
             if meant(pair) {
@@ -360,7 +361,7 @@ impl ConnTable {
     }
 
     /// Connections that rules moved, and where to, if peers are to be asked again for their part by now.
-    pub fn take_moved(&mut self, now: Time) -> Vec<(Pair, Option<BumpId>)> {
+    pub fn take_moved(&mut self, now: Time) -> Vec<(FlowKey, Option<BumpId>)> {
         let mut moved = Vec::new();
         self.update_all(|pair, conn| {
             let bump = conn.telling.take_moved(conn.choice.get(), now);
@@ -370,7 +371,7 @@ impl ConnTable {
     }
 
     /// All that are locked.
-    pub fn locked(&self) -> impl Iterator<Item = Pair> {
+    pub fn locked(&self) -> impl Iterator<Item = FlowKey> {
         let locked = self
             .0
             .iter()
@@ -384,7 +385,7 @@ impl ConnTable {
     }
 
     /// Connections that are to be locked by now.
-    pub fn locks_due(&self, now: Time) -> impl Iterator<Item = Pair> {
+    pub fn locks_due(&self, now: Time) -> impl Iterator<Item = FlowKey> {
         let due = move |conn: &Conn| conn.lock.due().is_some_and(|due| due <= now);
         let due = self.0.iter().filter(move |(_, conn)| due(conn));
         due.map(|(pair, _)| *pair)
@@ -394,8 +395,8 @@ impl ConnTable {
     pub fn lock_due(
         &mut self,
         now: Time,
-        is_on: impl Fn(&Pair, BumpId) -> bool,
-    ) -> Vec<(Pair, BumpId)> {
+        is_on: impl Fn(&FlowKey, BumpId) -> bool,
+    ) -> Vec<(FlowKey, BumpId)> {
         let mut locked = Vec::new();
         self.update_all(|pair, conn| {
             let bump = conn.lock.lock_due(now, |bump| is_on(pair, bump));
@@ -411,10 +412,11 @@ impl ConnTable {
         &mut self,
         now: Time,
         tracked: &Tracked,
-        lives: impl Fn(&Pair) -> Option<bool>,
-        passes: impl Fn(&Pair) -> bool,
-    ) -> Vec<(Pair, Mend)> {
-        let is_on = |pair: &Pair, bump| lives(pair).is_some() && tracked.bump(pair) == Some(bump);
+        lives: impl Fn(&FlowKey) -> Option<bool>,
+        passes: impl Fn(&FlowKey) -> bool,
+    ) -> Vec<(FlowKey, Mend)> {
+        let is_on =
+            |pair: &FlowKey, bump| lives(pair).is_some() && tracked.bump(pair) == Some(bump);
         self.lock_due(now, is_on);
         self.update_all(|pair, conn| {
             let stays = lives(pair).is_some() || passes(pair) && !conn.ended;
@@ -423,7 +425,7 @@ impl ConnTable {
                 conn.lock.release();
             }
         });
-        let mend = |(pair, entry): &(Pair, Entry)| match (lives(pair), lives(&pair.reversed())) {
+        let mend = |(pair, entry): &(FlowKey, Entry)| match (lives(pair), lives(&pair.reversed())) {
             // It is that of the other end, which is ours as well.
             (None, Some(_)) => None,
             (lives, _) => Some((*pair, self.get(pair).lock.mend(*entry, lives)?)),
@@ -435,9 +437,9 @@ impl ConnTable {
     /// of them for which something was chosen; and those whose choice was for an earlier one of the same ends.
     pub fn sweep(
         &mut self,
-        socket: impl Fn(&Pair) -> Option<Socket>,
-        passes: impl Fn(&Pair) -> bool,
-    ) -> (Vec<Pair>, Vec<Pair>) {
+        socket: impl Fn(&FlowKey) -> Option<Socket>,
+        passes: impl Fn(&FlowKey) -> bool,
+    ) -> (Vec<FlowKey>, Vec<FlowKey>) {
         let (mut gone, mut taken) = (Vec::new(), Vec::new());
         self.update_all(|pair, conn| {
             let (socket, choice) = (socket(pair), conn.choice.get());
@@ -458,7 +460,7 @@ impl ConnTable {
     }
 
     /// Forgets a connection that is gone.
-    pub fn forget(&mut self, pair: &Pair) {
+    pub fn forget(&mut self, pair: &FlowKey) {
         self.0.remove(pair);
     }
 

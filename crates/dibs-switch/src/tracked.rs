@@ -1,8 +1,8 @@
 //! What conntrack has of connections on bumps, and what is amiss with it where they are locked.
 
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
 
-use crate::conns::Pair;
 use crate::marks::SeenMark;
 
 /// Entry of conntrack, as far as there is anything to look at.
@@ -28,11 +28,11 @@ pub enum Mend {
 /// Entries that conntrack has of connections on bumps, as this host sends, in their order: there may be thousands, and
 /// a hash table would be twice as large.
 #[derive(Debug, Default)]
-pub struct Tracked(Vec<(Pair, Entry)>);
+pub struct Tracked(Vec<(FlowKey, Entry)>);
 
 impl Tracked {
     /// The last word on each connection counts.
-    pub fn new(mut found: Vec<(Pair, Entry)>) -> Self {
+    pub fn new(mut found: Vec<(FlowKey, Entry)>) -> Self {
         found.reverse();
         found.sort_by_key(|(pair, _)| *pair);
         found.dedup_by_key(|(pair, _)| *pair);
@@ -40,19 +40,19 @@ impl Tracked {
     }
 
     /// The mark of a connection that is on a bump.
-    pub fn mark(&self, pair: &Pair) -> Option<SeenMark> {
+    pub fn mark(&self, pair: &FlowKey) -> Option<SeenMark> {
         let at = self.0.binary_search_by_key(pair, |(known, _)| *known);
         let (_, entry) = self.0[at.ok()?];
         Some(entry.mark).filter(|mark| mark.bump.is_some())
     }
 
     /// The bump that the kernel has a connection on.
-    pub fn bump(&self, pair: &Pair) -> Option<BumpId> {
+    pub fn bump(&self, pair: &FlowKey) -> Option<BumpId> {
         self.mark(pair)?.bump
     }
 
     /// All of it.
-    pub fn iter(&self) -> impl Iterator<Item = &(Pair, Entry)> {
+    pub fn iter(&self) -> impl Iterator<Item = &(FlowKey, Entry)> {
         self.0.iter()
     }
 

@@ -7,7 +7,7 @@
 use core::net::IpAddr;
 
 use crate::checksum;
-use crate::packet::{IpMeta, Segment, TCP, Tuple, flags};
+use crate::packet::{FlowKey, IpMeta, Segment, TCP, flags};
 use crate::seq::SeqNumber;
 use crate::virtio::{self, VirtioHdr};
 
@@ -19,7 +19,7 @@ pub const MAX_HEADERS: usize = virtio::LEN + 40 + 60;
 #[derive(Clone, Copy, Debug)]
 pub struct Headers<'a> {
     /// Addresses and ports.
-    pub tuple: Tuple,
+    pub tuple: FlowKey,
     /// Remaining IP fields.
     pub meta: IpMeta,
     /// Sequence number.
@@ -124,7 +124,7 @@ impl Headers<'_> {
 }
 
 /// Writes a 20-byte IPv4 or a 40-byte IPv6 header for `upper_len` bytes of TCP.
-fn write_ip(buf: &mut [u8], tuple: Tuple, meta: IpMeta, upper_len: usize) {
+fn write_ip(buf: &mut [u8], tuple: FlowKey, meta: IpMeta, upper_len: usize) {
     match (tuple.src, tuple.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let total = u16::try_from(20 + upper_len).expect("an IPv4 packet fits 65535 bytes");

@@ -13,7 +13,7 @@ use core::fmt;
 use core::net::IpAddr;
 
 use crate::bytes::Truncated;
-use crate::packet::{IpMeta, Tuple};
+use crate::packet::{FlowKey, IpMeta};
 use crate::seq::SeqNumber;
 
 pub use flow::{chunk_len, segment_len};
@@ -97,7 +97,7 @@ pub struct Open {
     /// The bump, as numbered by the protocol.
     pub bump: u8,
     /// Addresses and ports of the sender's direction.
-    pub tuple: Tuple,
+    pub tuple: FlowKey,
     /// IP fields that hold unless a frame says otherwise.
     pub meta: IpMeta,
     /// The sequence number that stream offset [`BASE_OFFSET`] stands for.

@@ -13,5 +13,5 @@ pub mod segment;
 pub mod seq;
 pub mod virtio;
 
-pub use packet::{Packet, ParseError, Segment, Tuple};
+pub use packet::{FlowKey, Packet, ParseError, Segment};
 pub use seq::SeqNumber;

@@ -3,7 +3,8 @@
 //! By hand, as this is on the way of each packet: 11 ns for a segment with time stamps, where etherparse 0.21 takes 30
 //! (IPv4) and 42 (IPv6); 2026-11-25, `cargo bench --bench headers`.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::seq::SeqNumber;
 
@@ -34,28 +35,74 @@ pub mod flags {
     pub const CWR: u16 = 0x080;
 }
 
-/// Addresses and ports of one direction of a connection.
+/// Transport protocol of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Tuple {
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+}
+
+/// Addresses and ports of one direction of a flow. On a host of the flow the source is the local end.
+///
+/// Smaller than two [`SocketAddr`], of which tables have thousands: an address's scope is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey {
+    /// Transport protocol.
+    pub protocol: Protocol,
     /// Source address.
     pub src: IpAddr,
-    /// Destination address, of the same family.
-    pub dst: IpAddr,
     /// Source port.
     pub sport: u16,
+    /// Destination address, of the same family.
+    pub dst: IpAddr,
     /// Destination port.
     pub dport: u16,
 }
 
-impl Tuple {
-    /// The other direction of the same connection.
+impl FlowKey {
+    /// Flow of TCP from `source` to `destination`.
+    pub fn tcp(source: impl Into<SocketAddr>, destination: impl Into<SocketAddr>) -> Self {
+        let (source, destination) = (source.into(), destination.into());
+        Self {
+            protocol: Protocol::Tcp,
+            src: source.ip(),
+            sport: source.port(),
+            dst: destination.ip(),
+            dport: destination.port(),
+        }
+    }
+
+    /// The other direction of the same flow.
     pub const fn reversed(self) -> Self {
         Self {
+            protocol: self.protocol,
             src: self.dst,
-            dst: self.src,
             sport: self.dport,
+            dst: self.src,
             dport: self.sport,
         }
+    }
+
+    /// Source address and port.
+    pub const fn source(&self) -> SocketAddr {
+        SocketAddr::new(self.src, self.sport)
+    }
+
+    /// Destination address and port.
+    pub const fn destination(&self) -> SocketAddr {
+        SocketAddr::new(self.dst, self.dport)
+    }
+}
+
+impl fmt::Display for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.source(), self.destination())
+    }
+}
+
+impl fmt::Debug for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -124,7 +171,7 @@ pub struct Opaque<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// Addresses and ports.
-    pub tuple: Tuple,
+    pub tuple: FlowKey,
     /// The other IP fields that are kept.
     pub meta: IpMeta,
     /// Sequence number of the first payload byte (of SYN, if set).
@@ -266,10 +313,11 @@ fn parse_tcp(ip: Opaque<'_>, meta: IpMeta) -> Result<Packet<'_>, ParseError> {
         return Ok(Packet::Opaque(ip));
     };
     Ok(Packet::Tcp(Segment {
-        tuple: Tuple {
+        tuple: FlowKey {
+            protocol: Protocol::Tcp,
             src: ip.src,
-            dst: ip.dst,
             sport: be16(tcp, 0),
+            dst: ip.dst,
             dport: be16(tcp, 2),
         },
         meta,

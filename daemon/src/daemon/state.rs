@@ -5,13 +5,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_config::Config;
-use dibs_policy::{Binding, ClassRule, Desired, Prefix};
+use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
-use dibs_switch::conns::Pair;
 use dibs_switch::plausible::Implausible;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::silence;
 use dibs_switch::table::ConnTable;
+use dibs_wire::FlowKey;
+use ipnet::IpNet;
 
 use crate::bumps::of_mask;
 use crate::interfaces::Inventory;
@@ -19,7 +20,6 @@ use crate::live::Live;
 use crate::rule_book::{Active, RuleBook};
 use crate::rules::Rule;
 use crate::steering::desired;
-use crate::terms::policy_prefix;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;
@@ -57,7 +57,7 @@ pub(crate) struct State {
     /// Bumps that are installed, with the number of sweeps that found no use for them.
     pub(crate) installed: BTreeMap<BumpId, u32>,
     /// Connections that have a rule of their own in the kernel, and its bump.
-    pub(crate) pinned: BTreeMap<Pair, BumpId>,
+    pub(crate) pinned: BTreeMap<FlowKey, BumpId>,
 }
 
 /// What is known of a peer beside the node.
@@ -106,12 +106,12 @@ impl State {
 }
 
 /// The rule of a single connection.
-fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
+fn pin(pair: &FlowKey, bump: BumpId) -> ClassRule {
     ClassRule {
-        dport: Some(pair.remote.port().into()),
-        sport: Some(pair.local.port().into()),
-        destination: Some(Prefix::host(pair.remote.ip())),
-        source: Some(Prefix::host(pair.local.ip())),
+        dport: Some(pair.dport.into()),
+        sport: Some(pair.sport.into()),
+        destination: Some(IpNet::from(pair.dst)),
+        source: Some(IpNet::from(pair.src)),
         binding: Binding::Pinned,
         ..ClassRule::tcp(PIN, bump)
     }
@@ -120,7 +120,7 @@ fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
 impl State {
     /// Connections on a bump by choice that get a rule of their own: where the kernel loses the entry that
     /// holds their mark, no packet leaves in plain until it is made again.
-    pub(crate) fn pins(&self) -> BTreeMap<Pair, BumpId> {
+    pub(crate) fn pins(&self) -> BTreeMap<FlowKey, BumpId> {
         let chosen = self
             .conns
             .iter()
@@ -147,7 +147,7 @@ impl State {
         let wish = desired(config, inventory, pins.chain(rules), &bumps, addresses);
         let peers = config.peers.iter().zip(&self.peers);
         let sessions = peers.flat_map(|(peer, state)| {
-            let net = |net| (policy_prefix(net), state.answers);
+            let net = |net: &IpNet| (*net, state.answers);
             peer.addresses.iter().map(net)
         });
         Desired {

@@ -9,7 +9,7 @@ use dibs_core::node::{ConnSnapshot, ControlError, FlowScheduler, PathSnapshot, P
 use dibs_core::preference::Usage;
 use dibs_io::{PathSocket, Tun, Waker};
 use dibs_settings::{BumpId, Hint, Scheduler};
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 use tokio::sync::oneshot;
 
 pub(super) enum Command {
@@ -62,29 +62,29 @@ pub(super) enum Command {
     },
     Drain {
         bump: BumpId,
-        tuple: Tuple,
+        tuple: FlowKey,
         window_scale: u8,
         done: oneshot::Sender<()>,
     },
     EndDrain {
         bump: BumpId,
-        tuple: Tuple,
+        tuple: FlowKey,
     },
     Resume {
         bump: BumpId,
-        tuple: Tuple,
+        tuple: FlowKey,
         outstanding: u32,
     },
     Solicit {
         bump: BumpId,
-        tuple: Tuple,
+        tuple: FlowKey,
     },
     Snapshot(oneshot::Sender<Snapshot>),
     Conns(oneshot::Sender<(Time, Vec<ConnSnapshot>)>),
     Opened {
         bump: BumpId,
-        tuples: Vec<Tuple>,
-        done: oneshot::Sender<Vec<Tuple>>,
+        tuples: Vec<FlowKey>,
+        done: oneshot::Sender<Vec<FlowKey>>,
     },
     Ping(oneshot::Sender<()>),
     Stop,
@@ -280,7 +280,7 @@ impl Driver {
     /// Returns once nothing that a connection sent by `bump` can be overtaken any more. Its kernel
     /// sends nothing new meanwhile, and goes on after [`end_drain`](Self::end_drain), or by itself
     /// after a moment.
-    pub async fn drain(&self, bump: BumpId, tuple: Tuple, window_scale: u8) -> Result<(), Gone> {
+    pub async fn drain(&self, bump: BumpId, tuple: FlowKey, window_scale: u8) -> Result<(), Gone> {
         self.ask(|done| Command::Drain {
             bump,
             tuple,
@@ -291,13 +291,13 @@ impl Driver {
     }
 
     /// The connection leaves by another way from now on.
-    pub fn end_drain(&self, bump: BumpId, tuple: Tuple) -> Result<(), Gone> {
+    pub fn end_drain(&self, bump: BumpId, tuple: FlowKey) -> Result<(), Gone> {
         self.send(Command::EndDrain { bump, tuple })
     }
 
     /// Takes up a connection that went on before this daemon started, of which the kernel has
     /// `outstanding` bytes under way.
-    pub fn resume(&self, bump: BumpId, tuple: Tuple, outstanding: u32) -> Result<(), Gone> {
+    pub fn resume(&self, bump: BumpId, tuple: FlowKey, outstanding: u32) -> Result<(), Gone> {
         self.send(Command::Resume {
             bump,
             tuple,
@@ -306,7 +306,7 @@ impl Driver {
     }
 
     /// Has this host's kernel say by `bump` where a connection stands.
-    pub fn solicit(&self, bump: BumpId, tuple: Tuple) -> Result<(), Gone> {
+    pub fn solicit(&self, bump: BumpId, tuple: FlowKey) -> Result<(), Gone> {
         self.send(Command::Solicit { bump, tuple })
     }
 
@@ -321,7 +321,7 @@ impl Driver {
     }
 
     /// Connections among these whose peer has sent something by `bump`.
-    pub async fn opened(&self, bump: BumpId, tuples: Vec<Tuple>) -> Result<Vec<Tuple>, Gone> {
+    pub async fn opened(&self, bump: BumpId, tuples: Vec<FlowKey>) -> Result<Vec<FlowKey>, Gone> {
         self.ask(|done| Command::Opened { bump, tuples, done })
             .await
     }

@@ -24,7 +24,7 @@ use dibs_io::{
     precise_timers,
 };
 use dibs_settings::BumpId;
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 use tokio::sync::oneshot;
 
 use handle::{Command, DriverCounters};
@@ -35,7 +35,7 @@ use path::PathIo;
 pub(crate) use priority::BOOST_NICE;
 use priority::Priority;
 
-use crate::terms::unscoped;
+use crate::endpoints::unscoped;
 
 /// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
 const RECEIVES: usize = 3;
@@ -91,7 +91,7 @@ struct DataPath {
     /// Since 1970: before that an earlier daemon called peers, which refuse older calls.
     earliest: Duration,
     /// Who waits for connections to have nothing under way.
-    drains: Vec<(BumpId, Tuple, oneshot::Sender<()>)>,
+    drains: Vec<(BumpId, FlowKey, oneshot::Sender<()>)>,
     counters: DriverCounters,
     priority: Option<Priority>,
 }
@@ -374,7 +374,7 @@ impl DataPath {
         }
     }
 
-    fn drained(&mut self, bump: BumpId, tuple: Tuple) {
+    fn drained(&mut self, bump: BumpId, tuple: FlowKey) {
         while let Some(at) = self
             .drains
             .iter()

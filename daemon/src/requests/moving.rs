@@ -1,11 +1,11 @@
 //! `enable` and `disable`.
 
+use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use anyhow::bail;
 use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, Skipped};
 use dibs_settings::BumpId;
-use dibs_switch::conns::Pair;
 use dibs_switch::engine::{Goal, stands_on};
 
 use super::named::{check_peer, no_session, visible};
@@ -61,12 +61,12 @@ pub(super) async fn change(
     if able.is_empty() && !unable.is_empty() {
         bail!(no_session(daemon, &unable));
     }
-    let addresses = able.iter().map(|live| live.pair.local.ip());
+    let addresses = able.iter().map(|live| live.pair.src);
     if let Some(why) = devices::device_fault(daemon, bump, addresses).await? {
         bail!(refused(format!("{why}: nothing was changed")));
     }
     marking::overrule(daemon, &able).await?;
-    let origins: HashMap<Pair, Option<BumpId>> = able
+    let origins: HashMap<FlowKey, Option<BumpId>> = able
         .iter()
         .map(|live| (live.pair, stands_on(daemon, live)))
         .collect();
@@ -92,7 +92,7 @@ pub(super) async fn change(
         true => 0,
         false => {
             let moved = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
-            let moved: HashSet<Pair> = moved.map(|(live, _)| live.pair).collect();
+            let moved: HashSet<FlowKey> = moved.map(|(live, _)| live.pair).collect();
             switching::unacknowledged(daemon, &moved).await?
         }
     };
@@ -129,7 +129,7 @@ async fn selected(
     let (lives, infos): (Vec<Live>, Vec<ConnInfo>) =
         visible(daemon, caller).await?.into_iter().unzip();
     let found = lives.iter().zip(&infos);
-    let found: HashSet<Pair> = { found.filter(|(_, info)| selector.matches(info)) }
+    let found: HashSet<FlowKey> = { found.filter(|(_, info)| selector.matches(info)) }
         .map(|(live, _)| live.pair)
         .collect();
     let matching = subflows::united(&lives, |live| found.contains(&live.pair));
@@ -147,7 +147,7 @@ async fn selected(
 async fn put_torn_back(
     daemon: &Daemon,
     moved: &mut [Moved],
-    origins: &HashMap<Pair, Option<BumpId>>,
+    origins: &HashMap<FlowKey, Option<BumpId>>,
     progress: &Progress,
 ) -> anyhow::Result<()> {
     for (live, why) in subflows::torn(moved) {
@@ -201,7 +201,7 @@ async fn hear_or_undo(
     daemon: &Daemon,
     bump: BumpId,
     moved: &[Moved],
-    origins: &HashMap<Pair, Option<BumpId>>,
+    origins: &HashMap<FlowKey, Option<BumpId>>,
     progress: &Progress,
 ) -> anyhow::Result<bool> {
     let moved = moved.iter().filter(|(_, outcome)| outcome.is_ok());

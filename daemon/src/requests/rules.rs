@@ -124,13 +124,12 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
     }
     if let Some((pair, why)) = translated::translated(daemon, &meant).await?.iter().next() {
         bail!(refused(format!(
-            "the connection {} to {} cannot follow the rule: {why}",
-            pair.local, pair.remote
+            "the connection {pair} cannot follow the rule: {why}"
         )));
     }
     check_united(daemon, rule, lives, &meant).await?;
     let bump = Some(rule.bump_id());
-    let addresses = meant.iter().map(|live| live.pair.local.ip());
+    let addresses = meant.iter().map(|live| live.pair.src);
     // What requires its bump is to wait where there is no device.
     let fault = devices::device_fault(daemon, bump, addresses).await?;
     if let Some(why) = fault.filter(|_| rule.level != Level::Require) {
@@ -141,7 +140,7 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
         bail!(refused(format!(
             "the rule would put the connection to {} that carries the bump's device into that \
              device: except it, or have the device go by UDP",
-            carrier.pair.remote
+            carrier.pair.destination()
         )));
     }
     match backstop::unbacked(daemon, Some(rule)).await {
@@ -163,8 +162,7 @@ async fn check_united(
     let beyond = subflows::out_of_reach(daemon, meant).await?;
     if let Some((pair, why)) = beyond.iter().next() {
         bail!(refused(format!(
-            "the connection {} to {} cannot follow the rule: {why}",
-            pair.local, pair.remote
+            "the connection {pair} cannot follow the rule: {why}"
         )));
     }
     let is_left_out = |live: &&&Live| !live.over && !rule.means(live);
@@ -172,9 +170,8 @@ async fn check_united(
     match united.iter().find(is_left_out) {
         None => Ok(()),
         Some(Live { pair, .. }) => bail!(refused(format!(
-            "the rule would leave the subflow {} to {} of an MPTCP connection in plain of which it means others: have \
-             it mean all of them",
-            pair.local, pair.remote
+            "the rule would leave the subflow {pair} of an MPTCP connection in plain of which it means others: have \
+             it mean all of them"
         ))),
     }
 }

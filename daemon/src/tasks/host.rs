@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use dibs_config::BumpConfig;
 use dibs_policy::{Standing, Watch};
+use dibs_settings::BumpId;
 use tokio::time::sleep;
 
 use crate::daemon::Daemon;
 use crate::interfaces::Inventory;
-use crate::terms::is_our_tun;
 use crate::wakers::Task;
 use crate::{connections, devices, reconcile};
 
@@ -58,7 +58,7 @@ async fn follow_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
 pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
     let before = daemon.host.refresh().await?;
     daemon.host.follow_links(&daemon.config).await?;
-    if before.networks(is_our_tun) != daemon.host.inventory().networks(is_our_tun) {
+    if before.networks(BumpId::is_tun) != daemon.host.inventory().networks(BumpId::is_tun) {
         daemon.endpoints.note_network();
         daemon.wakers.wake(Task::Names);
     }
@@ -95,7 +95,7 @@ pub(crate) async fn keep_addresses(daemon: &Daemon, old: &[IpAddr]) -> anyhow::R
     let mut missing = daemon.host.missing(old);
     if !missing.is_empty() {
         let lives = connections::sockets(daemon).await?;
-        let used: HashSet<_> = lives.iter().map(|live| live.pair.local.ip()).collect();
+        let used: HashSet<_> = lives.iter().map(|live| live.pair.src).collect();
         missing.retain(|address| used.contains(address));
     }
     Ok(daemon.host.keep_addresses(&daemon.config, missing)?)

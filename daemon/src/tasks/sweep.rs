@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_switch::conns::Pair;
 use dibs_switch::engine::{self, Mark};
 use dibs_switch::table::Conn;
+use dibs_wire::FlowKey;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::daemon::Daemon;
@@ -85,12 +85,12 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
         let named = |live: Live| Some((live.pair, live.socket));
         let mut alive = connections::sockets_as(daemon, named).await?;
         alive.sort_unstable();
-        let socket_of = |pair: &Pair| {
+        let socket_of = |pair: &FlowKey| {
             let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
             Some(alive[at].1)
         };
         // What becomes of those is told by events.
-        let passing: HashSet<Pair> = {
+        let passing: HashSet<FlowKey> = {
             let state = daemon.state.borrow();
             let marked = state.conns.iter().filter(|(_, conn)| conn.is_marked());
             let pairs = marked.map(|(pair, _)| *pair);

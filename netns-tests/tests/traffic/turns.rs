@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_config::PrivateKey;
 use dibs_core::bump::SCRAMBLE;
 use dibs_netns::Host;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Socket;
 use dibs_switch::messages::{Body, MAX_ENTRIES, Message, Named};
+use dibs_wire::FlowKey;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::hostile::HostilePeer;
 use netns_tests::{Net, Setup, isolated};
@@ -48,10 +49,7 @@ fn with_guests(net: &mut Net) -> Result<(Host, [HostilePeer; 2])> {
 /// A question that takes the daemon of `a` as long as one may: of connections that it has to look for.
 fn question(request: u32) -> Vec<u8> {
     let named = |port| Named {
-        pair: Pair {
-            local: ([10, 0, 3, 3].into(), port).into(),
-            remote: ([10, 0, 3, 1].into(), 80).into(),
-        },
+        pair: FlowKey::tcp(([10, 0, 3, 3], port), ([10, 0, 3, 1], 80)),
         socket: Socket::UNKNOWN,
     };
     let conns = (0..MAX_ENTRIES as u16).map(|n| named(30_000 + n)).collect();

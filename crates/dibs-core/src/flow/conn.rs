@@ -7,7 +7,7 @@ use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open};
-use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
+use dibs_wire::packet::{FlowKey, IpMeta, Segment, flags};
 use smallvec::SmallVec;
 
 use super::ack_floor::AckFloor;
@@ -208,7 +208,7 @@ pub struct Incoming {
 
 impl Incoming {
     /// How the packets look of a connection with these addresses, as the local host sends, on this bump.
-    pub fn template(&self, tuple: Tuple, bump: BumpId) -> Template {
+    pub fn template(&self, tuple: FlowKey, bump: BumpId) -> Template {
         Template {
             bump,
             tuple: tuple.reversed(),
@@ -353,7 +353,7 @@ impl Conn {
     }
 
     /// The frame that opens the outgoing flow, while the peer has not confirmed it. `tuple` is as the local host sends.
-    pub fn open_frame(&self, tuple: impl FnOnce() -> Tuple) -> Option<Open> {
+    pub fn open_frame(&self, tuple: impl FnOnce() -> FlowKey) -> Option<Open> {
         let secrets = { self.out.secrets.as_ref() }.filter(|_| !self.out.confirmed)?;
         Some(Open {
             bump: self.bump.get(),

@@ -140,19 +140,17 @@ pub fn adapt<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dibs_wire::packet::{IpMeta, Tuple};
+    use dibs_wire::packet::{FlowKey, IpMeta};
     use std::net::IpAddr;
 
     const MS: Duration = Duration::from_millis(1);
 
     fn answer(seq: u32, tsval: u32) -> Segment<'static> {
         Segment {
-            tuple: Tuple {
-                src: IpAddr::from([10, 0, 1, 1]),
-                dst: IpAddr::from([10, 0, 1, 2]),
-                sport: 1,
-                dport: 2,
-            },
+            tuple: FlowKey::tcp(
+                (IpAddr::from([10, 0, 1, 1]), 1),
+                (IpAddr::from([10, 0, 1, 2]), 2),
+            ),
             meta: IpMeta::default(),
             seq: SeqNumber::new(seq),
             ack: SeqNumber::new(9),

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use dibs_settings::BumpId;
 use dibs_wire::emit::MAX_HEADERS;
 use dibs_wire::frame::TcpFields;
-use dibs_wire::packet::{IpMeta, Tuple, flags};
+use dibs_wire::packet::{FlowKey, IpMeta, flags};
 use dibs_wire::{SeqNumber, virtio};
 use smallvec::SmallVec;
 
@@ -40,7 +40,7 @@ pub struct Template {
     /// The bump.
     pub bump: BumpId,
     /// Addresses and ports.
-    pub tuple: Tuple,
+    pub tuple: FlowKey,
     /// IP fields unless a piece says otherwise.
     pub meta: IpMeta,
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use dibs_settings::{BumpId, Hint, Scheduler};
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
 use super::dispatch::{Node, route};
 use super::flow_scheduler::FlowScheduler;
@@ -119,7 +119,7 @@ impl Node {
         let shared = &mut self.shared;
         shared.setup.policy.flow_schedulers = schedulers;
         for peer in &mut self.peers {
-            let scheduler_of = |tuple: &Tuple| shared.setup.policy.scheduler_of(tuple);
+            let scheduler_of = |tuple: &FlowKey| shared.setup.policy.scheduler_of(tuple);
             peer.flows.set_schedulers(scheduler_of);
         }
     }
@@ -195,7 +195,7 @@ impl Node {
     /// given by `window_scale` (RFC 7323), is kept from sending more, and [`Event::Drained`] tells when
     /// what it sent is not overtaken any more, or that this takes too long. Then the packets may be steered elsewhere, and
     /// [`end_drain`](Self::end_drain) lets the connection go on; after a moment it goes on anyhow.
-    pub fn drain(&mut self, now: Time, bump: BumpId, tuple: Tuple, window_scale: u8) {
+    pub fn drain(&mut self, now: Time, bump: BumpId, tuple: FlowKey, window_scale: u8) {
         let Self { shared, peers, .. } = self;
         let Some(peer) = route(peers, tuple.dst) else {
             return;
@@ -217,7 +217,7 @@ impl Node {
     }
 
     /// Lets a connection go on after [`drain`](Self::drain).
-    pub fn end_drain(&mut self, bump: BumpId, tuple: Tuple) {
+    pub fn end_drain(&mut self, bump: BumpId, tuple: FlowKey) {
         let Self { shared, peers, .. } = self;
         if let Some(peer) = route(peers, tuple.dst)
             && let Some(key) = peer.flows.find(tuple, bump)
@@ -229,7 +229,7 @@ impl Node {
     /// As [`solicit`](Self::solicit) for a connection that went on before this daemon started, of
     /// which the kernel has `outstanding` bytes under way. To be called before any path is up: what
     /// the kernel says waits until the peer is there.
-    pub fn resume(&mut self, now: Time, bump: BumpId, tuple: Tuple, outstanding: u32) {
+    pub fn resume(&mut self, now: Time, bump: BumpId, tuple: FlowKey, outstanding: u32) {
         let Self { shared, peers, .. } = self;
         let Some(peer) = route(peers, tuple.dst) else {
             return;
@@ -243,7 +243,7 @@ impl Node {
 
     /// Has the local kernel say by `bump` where a connection stands. `tuple` is as the local host
     /// sends; the connection has to exist, or the kernel answers with a reset.
-    pub fn solicit(&mut self, bump: BumpId, tuple: Tuple) {
+    pub fn solicit(&mut self, bump: BumpId, tuple: FlowKey) {
         let Self { shared, peers, .. } = self;
         let Some(peer) = route(peers, tuple.dst) else {
             return;

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::{Index, IndexMut};
 
 use dibs_settings::{Handshake, Hint, Opening, Role, Scheduler};
+use ipnet::IpNet;
 
 use crate::bump::{Bump, Pads};
 use crate::path_index::PathIndex;
 use crate::preference::Usage;
-use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 
 /// A local interface that a path uses.
@@ -69,7 +69,7 @@ pub struct PeerConfig {
     /// The preshared key, if there is one; in a box, which it does not leave.
     pub preshared: Option<Box<Secret>>,
     /// The hosts behind it: only they are sent to it, and only they may appear as a source.
-    pub prefixes: Vec<Prefix>,
+    pub prefixes: Vec<IpNet>,
     /// Endpoints of the peer, by index of our local path. Without any, we wait to be called.
     pub endpoints: Vec<(usize, SocketAddr)>,
     /// Connections that the peer may begin, among all that is this host's or behind it.
@@ -100,7 +100,7 @@ pub struct NodeConfig {
     /// Addresses that the paths' interfaces have: peers may open connections to them, if nothing else is said.
     pub reachable: Vec<IpAddr>,
     /// Networks that this host forwards for: what is for a host there goes out of a TUN too.
-    pub gateway: Vec<Prefix>,
+    pub gateway: Vec<IpNet>,
     /// Least share of each chained flow's bytes that goes by trusted paths, 0 to 1.
     pub trusted_share: f64,
     /// Chained flows wait while no trusted path is alive; otherwise untrusted ones carry them.

@@ -4,9 +4,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use dibs_settings::Scheduler;
-use dibs_wire::Tuple;
-
-use crate::prefix::Prefix;
+use dibs_wire::FlowKey;
+use ipnet::IpNet;
 
 /// Connections whose new data is shared out by a scheduler of their own, whichever bump they are on: those that
 /// match in everything that is named. An empty list names nothing.
@@ -15,9 +14,9 @@ pub struct FlowScheduler {
     /// How it is shared out.
     pub scheduler: Scheduler,
     /// Addresses that this host sends from.
-    pub local: Vec<Prefix>,
+    pub local: Vec<IpNet>,
     /// Addresses that it sends to.
-    pub remote: Vec<Prefix>,
+    pub remote: Vec<IpNet>,
     /// Ports that it sends from.
     pub local_ports: Vec<RangeInclusive<u16>>,
     /// Ports that it sends to.
@@ -37,9 +36,9 @@ impl FlowScheduler {
     }
 
     /// True if a connection of these ends, as the local host sends, is one of them.
-    pub fn selects(&self, tuple: &Tuple) -> bool {
-        let lies = |nets: &[Prefix], addr: IpAddr| {
-            nets.is_empty() || nets.iter().any(|net| net.contains(addr))
+    pub fn selects(&self, tuple: &FlowKey) -> bool {
+        let lies = |nets: &[IpNet], addr: IpAddr| {
+            nets.is_empty() || nets.iter().any(|net| net.contains(&addr))
         };
         let fits = |ports: &[RangeInclusive<u16>], port: u16| {
             ports.is_empty() || ports.iter().any(|range| range.contains(&port))
@@ -57,13 +56,8 @@ mod tests {
 
     #[test]
     fn a_connection_matches_in_everything_that_is_named() {
-        let net = |addr: &str, len| vec![Prefix::new(addr.parse().unwrap(), len).unwrap()];
-        let tuple = Tuple {
-            src: "10.0.1.1".parse().unwrap(),
-            dst: "10.0.1.2".parse().unwrap(),
-            sport: 40_000,
-            dport: 22,
-        };
+        let net = |addr: &str, len| vec![IpNet::new(addr.parse().unwrap(), len).unwrap()];
+        let tuple = FlowKey::tcp(([10, 0, 1, 1], 40_000), ([10, 0, 1, 2], 22));
         let all = || FlowScheduler::all(Scheduler::Redundant);
         let fitting = FlowScheduler {
             local: net("10.0.1.1", 32),

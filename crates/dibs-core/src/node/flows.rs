@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 
 use dibs_settings::{BumpId, Scheduler};
 use dibs_wire::frame::{FlowId, Open};
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
@@ -39,7 +39,7 @@ impl BuildHasher for Hashing {
 /// What a connection has on whichever bump it is.
 struct Ends {
     /// As the local host sends.
-    tuple: Tuple,
+    tuple: FlowKey,
     /// The bumps that it was on, as far as they are not forgotten.
     lanes: SmallVec<[(BumpId, Key); 1]>,
     floor: TsvalFloor,
@@ -99,20 +99,20 @@ impl FlowTable {
     }
 
     /// The connection of this tuple, as the local host sends, on this bump.
-    pub(super) fn find(&self, tuple: Tuple, bump: BumpId) -> Option<Key> {
+    pub(super) fn find(&self, tuple: FlowKey, bump: BumpId) -> Option<Key> {
         let ends = self.ends.get(self.ends_of(&tuple)?)?;
         let lane = ends.lanes.iter().find(|(number, _)| *number == bump);
         lane.map(|(_, key)| *key)
     }
 
-    fn ends_of(&self, tuple: &Tuple) -> Option<Key> {
+    fn ends_of(&self, tuple: &FlowKey) -> Option<Key> {
         let is = |key: &Key| self.ends.get(*key).is_some_and(|ends| ends.tuple == *tuple);
         let hash = self.hashing.hash_one(tuple);
         self.by_tuple.find(hash, is).copied()
     }
 
     /// A connection, and what it has on all of its bumps: its addresses, as the local host sends, and the TSval floor.
-    pub(super) fn with_ends(&mut self, key: Key) -> Option<(&mut Conn, Tuple, &mut TsvalFloor)> {
+    pub(super) fn with_ends(&mut self, key: Key) -> Option<(&mut Conn, FlowKey, &mut TsvalFloor)> {
         let conn = self.conns.get_mut(key)?;
         let ends = self.ends.get_mut(conn.ends)?;
         Some((conn, ends.tuple, &mut ends.floor))
@@ -133,7 +133,7 @@ impl FlowTable {
 
     /// The local host rejects the peer's SYN of this tuple, as the local host sends: the bump that it came by, and
     /// what that means, if there was one.
-    pub(super) fn reject(&mut self, tuple: &Tuple) -> Option<(BumpId, Heard)> {
+    pub(super) fn reject(&mut self, tuple: &FlowKey) -> Option<(BumpId, Heard)> {
         let call = self.ends.get_mut(self.ends_of(tuple)?)?.call.as_mut()?;
         Some((call.bump(), call.fail()))
     }
@@ -143,7 +143,7 @@ impl FlowTable {
     }
 
     /// A connection's addresses, as the local host sends.
-    pub(super) fn tuple_of(&self, conn: &Conn) -> Tuple {
+    pub(super) fn tuple_of(&self, conn: &Conn) -> FlowKey {
         self.ends.get(conn.ends).expect(ENDS).tuple
     }
 
@@ -154,7 +154,7 @@ impl FlowTable {
     }
 
     /// Chooses anew how the new data of each is shared out.
-    pub(super) fn set_schedulers(&mut self, of: impl Fn(&Tuple) -> Option<Scheduler>) {
+    pub(super) fn set_schedulers(&mut self, of: impl Fn(&FlowKey) -> Option<Scheduler>) {
         for (_, conn) in self.conns.iter_mut() {
             conn.out.schedule.own = of(&self.ends.get(conn.ends).expect(ENDS).tuple);
         }
@@ -236,7 +236,7 @@ impl FlowTable {
     }
 
     /// Adds a connection that is not [there](Self::find).
-    pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: BumpId) -> Key {
+    pub(super) fn add(&mut self, now: Time, tuple: FlowKey, bump: BumpId) -> Key {
         let flow = FlowId::new(self.next_flow);
         self.next_flow = self.next_flow.wrapping_add(1);
         let ends = self.ends_of(&tuple).unwrap_or_else(|| self.add_ends(tuple));
@@ -247,7 +247,7 @@ impl FlowTable {
         key
     }
 
-    fn add_ends(&mut self, tuple: Tuple) -> Key {
+    fn add_ends(&mut self, tuple: FlowKey) -> Key {
         let key = self.ends.insert(Ends {
             tuple,
             lanes: SmallVec::new(),

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use dibs_settings::BumpId;
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
 use super::flows::FlowTable;
 use super::notice::Event;
@@ -34,7 +34,7 @@ struct Drain {
     key: Key,
     /// Somebody waits for word of it, even once the connection is gone.
     bump: BumpId,
-    tuple: Tuple,
+    tuple: FlowKey,
     /// Silent or not, it is told of then.
     tell_by: Time,
     until: Time,

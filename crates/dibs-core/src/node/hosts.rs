@@ -7,23 +7,23 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use dibs_settings::Opening;
-use dibs_wire::packet::{Opaque, Packet, TCP, Tuple, flags};
+use dibs_wire::packet::{FlowKey, Opaque, Packet, TCP, flags};
+use ipnet::IpNet;
 
 use super::inner;
 use super::shared::Setup;
 use crate::counters::Counter;
-use crate::prefix::Prefix;
 
 /// See the module.
 pub(super) struct Hosts {
-    prefixes: Vec<Prefix>,
+    prefixes: Vec<IpNet>,
     /// Those of the other peers: what a longer one of these holds is not this peer's.
-    foreign: Vec<Prefix>,
+    foreign: Vec<IpNet>,
     accept: Vec<Opening>,
 }
 
 impl Hosts {
-    pub(super) const fn new(prefixes: Vec<Prefix>, accept: Vec<Opening>) -> Self {
+    pub(super) const fn new(prefixes: Vec<IpNet>, accept: Vec<Opening>) -> Self {
         Self {
             prefixes,
             foreign: Vec::new(),
@@ -31,23 +31,23 @@ impl Hosts {
         }
     }
 
-    pub(super) fn prefixes(&self) -> &[Prefix] {
+    pub(super) fn prefixes(&self) -> &[IpNet] {
         &self.prefixes
     }
 
     #[cfg(test)]
-    pub(super) fn set_prefixes(&mut self, prefixes: Vec<Prefix>) {
+    pub(super) fn set_prefixes(&mut self, prefixes: Vec<IpNet>) {
         self.prefixes = prefixes;
     }
 
-    pub(super) fn set_foreign(&mut self, prefixes: Vec<Prefix>) {
+    pub(super) fn set_foreign(&mut self, prefixes: Vec<IpNet>) {
         self.foreign = prefixes;
     }
 
     /// Length of the longest prefix of this peer that `addr` lies in.
     pub(super) fn matches(&self, addr: IpAddr) -> Option<u8> {
-        let matching = self.prefixes.iter().filter(|p| p.contains(addr));
-        matching.map(Prefix::len).max()
+        let matching = self.prefixes.iter().filter(|p| p.contains(&addr));
+        matching.map(IpNet::prefix_len).max()
     }
 
     /// True if an inner address is one of this peer's hosts: by the longest prefix of all peers, so that none speaks
@@ -56,7 +56,7 @@ impl Hosts {
         let Some(len) = self.matches(addr) else {
             return false;
         };
-        let longer = |p: &Prefix| p.len() > len && p.contains(addr);
+        let longer = |p: &IpNet| p.prefix_len() > len && p.contains(&addr);
         !self.foreign.iter().any(longer)
     }
 
@@ -75,7 +75,7 @@ impl Hosts {
 
     /// True if a segment of the peer with these flags begins a connection with these addresses, as the local host
     /// sends, which the peer may not.
-    pub(super) fn refuses(&self, setup: &Setup, tuple: Tuple, flags: u16) -> bool {
+    pub(super) fn refuses(&self, setup: &Setup, tuple: FlowKey, flags: u16) -> bool {
         begins(flags) && !self.may_open(setup, (tuple.src, tuple.sport))
     }
 

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 use dibs_wire::packet::{ICMP, ICMPV6, Opaque, TCP};
 
 use crate::counters::Counter;
@@ -121,7 +121,7 @@ pub(super) fn behind_extensions(mut next: u8, mut bytes: &[u8]) -> Result<Upper<
 
 /// The segment that was to come to this host, as its sender sent it, of which an ICMP error says that it did not:
 /// destination unreachable, but for packets that are too long (RFC 792, type 3 without code 4; RFC 4443, type 1).
-pub(super) fn rejected(packet: &Opaque<'_>) -> Option<Tuple> {
+pub(super) fn rejected(packet: &Opaque<'_>) -> Option<FlowKey> {
     let message = packet.bytes.get(packet.upper..)?;
     let v6 = packet.src.is_ipv6();
     let rejects = match (packet.protocol, v6) {
@@ -131,12 +131,10 @@ pub(super) fn rejected(packet: &Opaque<'_>) -> Option<Tuple> {
     };
     let quoted = quoted_segment(message, v6).filter(|_| rejects && !packet.fragment)?;
     let [s0, s1, d0, d1] = *quoted.tcp.first_chunk()?;
-    Some(Tuple {
-        src: quoted.src,
-        dst: quoted.dst,
-        sport: u16::from_be_bytes([s0, s1]),
-        dport: u16::from_be_bytes([d0, d1]),
-    })
+    Some(FlowKey::tcp(
+        (quoted.src, u16::from_be_bytes([s0, s1])),
+        (quoted.dst, u16::from_be_bytes([d0, d1])),
+    ))
 }
 
 /// A segment in an ICMP error.

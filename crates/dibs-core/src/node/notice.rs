@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
 use super::silence::SilentPort;
 
@@ -74,7 +74,7 @@ pub enum Event {
         /// The bump.
         bump: BumpId,
         /// The connection as the local host sends.
-        tuple: Tuple,
+        tuple: FlowKey,
     },
 }
 

@@ -13,7 +13,7 @@ mod tests;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 
 use self::sink::incoming;
 use super::association::Association;
@@ -115,7 +115,7 @@ impl Receiver {
     }
 
     /// The connection of this tuple in this bump, made if it is new.
-    pub(super) fn conn(&mut self, cx: &mut ReceiveCx<'_>, tuple: Tuple, bump: BumpId) -> Key {
+    pub(super) fn conn(&mut self, cx: &mut ReceiveCx<'_>, tuple: FlowKey, bump: BumpId) -> Key {
         if let Some(key) = cx.flows.find(tuple, bump) {
             return key;
         }
@@ -161,7 +161,7 @@ impl Receiver {
     fn on_call(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        (key, tuple, bump): (Key, Tuple, BumpId),
+        (key, tuple, bump): (Key, FlowKey, BumpId),
         seq: SeqNumber,
     ) {
         if cx.shared.setup.own.addresses.contains(&tuple.src) {
@@ -171,7 +171,7 @@ impl Receiver {
     }
 
     /// The local kernel sends something of the connection `tuple`.
-    pub(super) fn on_local_answer(&mut self, cx: &mut ReceiveCx<'_>, key: Key, tuple: Tuple) {
+    pub(super) fn on_local_answer(&mut self, cx: &mut ReceiveCx<'_>, key: Key, tuple: FlowKey) {
         if let Some(bump) = cx.flows.answer(key) {
             self.silent.answered(bump, tuple.sport);
             self.tell_silence(cx);
@@ -180,7 +180,7 @@ impl Receiver {
 
     /// The local host says that it does not take what the peer sent for the connection `tuple`, as the local host
     /// sends: a kernel that nobody keeps from answering says so with RST.
-    pub(super) fn on_local_rejection(&mut self, cx: &mut ReceiveCx<'_>, tuple: &Tuple) {
+    pub(super) fn on_local_rejection(&mut self, cx: &mut ReceiveCx<'_>, tuple: &FlowKey) {
         if let Some((bump, heard)) = cx.flows.reject(tuple) {
             self.note_call(cx, (bump, tuple.sport), heard);
         }

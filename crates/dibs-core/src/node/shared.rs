@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use dibs_settings::{Hint, Scheduler};
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
+use ipnet::IpNet;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
@@ -16,7 +17,6 @@ use crate::bump::{Bump, Bumps, Pads, Split};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::Injector;
 use crate::path_index::PathIndex;
-use crate::prefix::Prefix;
 use crate::session::{Random as _, SeededRandom};
 
 /// Whose packets may come out of the TUN here.
@@ -26,12 +26,12 @@ pub(super) struct Own {
     /// Addresses of them that the paths' interfaces have.
     pub(super) reachable: Vec<IpAddr>,
     /// Networks that this host forwards for.
-    pub(super) gateway: Vec<Prefix>,
+    pub(super) gateway: Vec<IpNet>,
 }
 
 impl Own {
     fn is_behind(&self, addr: IpAddr) -> bool {
-        self.gateway.iter().any(|net| net.contains(addr))
+        self.gateway.iter().any(|net| net.contains(&addr))
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Policy {
 
 impl Policy {
     /// The scheduler that the user wants for a connection of these ends, as the local host sends; none: the general one.
-    pub(super) fn scheduler_of(&self, tuple: &Tuple) -> Option<Scheduler> {
+    pub(super) fn scheduler_of(&self, tuple: &FlowKey) -> Option<Scheduler> {
         let mut all = self.flow_schedulers.iter();
         let first = all.find(|one| one.selects(tuple))?;
         Some(first.scheduler)

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use dibs_settings::BumpId;
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 
 use super::association::CarriedBump;
 use super::dispatch::{Node, route};
@@ -71,7 +71,7 @@ pub struct ConnSnapshot {
     /// The peer's index.
     pub peer: usize,
     /// Addresses and ports as the local host sends.
-    pub tuple: Tuple,
+    pub tuple: FlowKey,
     /// The bump.
     pub bump: BumpId,
     /// First packet.
@@ -162,7 +162,7 @@ impl Node {
     }
 
     /// True if the peer has opened its direction of a connection on `bump`; `tuple` is as the local host sends.
-    pub fn is_opened(&mut self, bump: BumpId, tuple: Tuple) -> bool {
+    pub fn is_opened(&mut self, bump: BumpId, tuple: FlowKey) -> bool {
         let Some(peer) = route(&mut self.peers, tuple.dst) else {
             return false;
         };

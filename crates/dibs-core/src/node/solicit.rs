@@ -11,7 +11,7 @@
 use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
-use dibs_wire::packet::{IpMeta, Tuple, flags};
+use dibs_wire::packet::{FlowKey, IpMeta, flags};
 
 use super::shared::Shared;
 use crate::flow::conn::Conn;
@@ -23,7 +23,7 @@ const TTL: u8 = 64;
 
 /// Injects, by a bump, segments that the local kernel answers with where a connection stands, of which this much is
 /// known here. `tuple` is as the local host sends.
-pub(super) fn solicit(shared: &mut Shared, bump: BumpId, tuple: Tuple, conn: Option<&Conn>) {
+pub(super) fn solicit(shared: &mut Shared, bump: BumpId, tuple: FlowKey, conn: Option<&Conn>) {
     let template = Template {
         bump,
         tuple: tuple.reversed(),

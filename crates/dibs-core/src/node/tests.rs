@@ -7,7 +7,8 @@ use std::time::Duration;
 use dibs_settings::{BumpId, Handshake, Hint, Opening, Place, Role, Scheduler};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
-use dibs_wire::{SeqNumber, Tuple, virtio};
+use dibs_wire::{FlowKey, SeqNumber, virtio};
+use ipnet::IpNet;
 
 mod bounds;
 mod recovery;
@@ -18,7 +19,6 @@ use crate::counters::Counter;
 use crate::node::paths::Link;
 use crate::path_index::PathIndex;
 use crate::preference::{Unused, Usage};
-use crate::prefix::Prefix;
 use crate::session::{
     Integrity, KeyLimits, MAX_DATAGRAM, PathId, PublicKey, Secret, SeededRandom, StaticSecret,
     Suite, is_handshake,
@@ -132,7 +132,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         peers: vec![PeerConfig {
             public: PublicKey::from(&keys[other]),
             preshared: Some(Box::new(Secret::new([3; 32]))),
-            prefixes: vec![Prefix::new(inner(other), 32).unwrap()],
+            prefixes: vec![IpNet::from(inner(other))],
             accept: vec![Opening::ANY],
             endpoints: if host == 0 {
                 vec![(0, addr(1, 0)), (1, addr(1, 1))]
@@ -387,13 +387,8 @@ impl Pair {
     }
 }
 
-pub(super) fn tuple(host: usize) -> Tuple {
-    let one = Tuple {
-        src: inner(0),
-        dst: inner(1),
-        sport: 40_000,
-        dport: 80,
-    };
+pub(super) fn tuple(host: usize) -> FlowKey {
+    let one = FlowKey::tcp((inner(0), 40_000), (inner(1), 80));
     if host == 0 { one } else { one.reversed() }
 }
 

@@ -9,7 +9,7 @@ use dibs_wire::frame::{
     self, BASE_OFFSET, Chunk, EmptySegment, FlowId, Frame, Frames, Open, Share, TcpFields,
 };
 use dibs_wire::packet::{IpMeta, flags};
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 
 use crate::session::plaintext;
 use crate::{Vector, documented};
@@ -31,12 +31,10 @@ pub(crate) fn fields() -> TcpFields<'static> {
 pub(crate) fn open(session: u64) -> Open {
     Open {
         bump: 1,
-        tuple: Tuple {
-            src: IpAddr::from([10, 0, 1, 1]),
-            dst: IpAddr::from([10, 0, 1, 2]),
-            sport: 40_000,
-            dport: 443,
-        },
+        tuple: FlowKey::tcp(
+            (IpAddr::from([10, 0, 1, 1]), 40_000),
+            (IpAddr::from([10, 0, 1, 2]), 443),
+        ),
         meta: IpMeta {
             tos: 0,
             ttl: 64,
@@ -51,7 +49,7 @@ fn open_v6(session: u64) -> Open {
     let host = |last| IpAddr::from([0xfd00, 1, 0, 0, 0, 0, 0, last]);
     let open = open(session);
     Open {
-        tuple: Tuple {
+        tuple: FlowKey {
             src: host(1),
             dst: host(2),
             ..open.tuple

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use dibs_io::{PacketEar, PacketSender};
 use dibs_netns::{HANG, isolated, wait_for};
 use dibs_wire::emit::{self, Headers};
-use dibs_wire::packet::{IpMeta, Tuple, flags};
+use dibs_wire::packet::{FlowKey, IpMeta, flags};
 use dibs_wire::{SeqNumber, virtio};
 
 use crate::two_hosts;
@@ -14,12 +14,7 @@ use crate::two_hosts;
 /// A TCP segment with these flags and so much payload.
 fn segment([src, dst]: [IpAddr; 2], flags: u16, payload: usize) -> Vec<u8> {
     let headers = Headers {
-        tuple: Tuple {
-            src,
-            dst,
-            sport: 40_000,
-            dport: 80,
-        },
+        tuple: FlowKey::tcp((src, 40_000), (dst, 80)),
         meta: IpMeta {
             ttl: 64,
             ..IpMeta::default()

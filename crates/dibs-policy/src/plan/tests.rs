@@ -1,7 +1,9 @@
 use dibs_settings::Term;
 
 use super::*;
-use crate::{Binding, BumpRoute, ClassRule, DeviceName, DeviceOwner, Fail, Prefix};
+use ipnet::IpNet;
+
+use crate::{Binding, BumpRoute, ClassRule, DeviceName, DeviceOwner, Fail};
 
 fn bump(id: u8, device: &str, owner: DeviceOwner, peers: &[&str]) -> BumpRoute {
     BumpRoute {
@@ -198,12 +200,12 @@ fn rules(desired: &Desired, family: Family, name: &str) -> Vec<String> {
 #[test]
 fn what_is_required_stands_first_and_is_kept_out_otherwise() {
     let mut desired = one();
-    desired.bumps[0].peers.push("fd00::2".parse().unwrap());
+    desired.bumps[0].peers.push("fd00::2/128".parse().unwrap());
     desired.rules[0].binding = Binding::Required;
     desired.rules.push(ClassRule {
         sport: Some(9000.into()),
-        destination: Some("10.0.1.2".parse().unwrap()),
-        source: Some("10.0.1.1".parse().unwrap()),
+        destination: Some("10.0.1.2/32".parse().unwrap()),
+        source: Some("10.0.1.1/32".parse().unwrap()),
         binding: Binding::Required,
         ..ClassRule::tcp(2, BumpId::new(1).unwrap())
     });
@@ -284,8 +286,8 @@ fn a_pinned_connection_without_its_entry_is_kept_out_in_plain() {
     desired.rules.push(ClassRule {
         dport: Some(80.into()),
         sport: Some(4000.into()),
-        destination: Some("10.0.1.2".parse().unwrap()),
-        source: Some("10.0.1.1".parse().unwrap()),
+        destination: Some("10.0.1.2/32".parse().unwrap()),
+        source: Some("10.0.1.1/32".parse().unwrap()),
         binding: Binding::Pinned,
         ..ClassRule::tcp(0, BumpId::new(1).unwrap())
     });
@@ -314,13 +316,13 @@ fn class_rules(desired: &Desired, family: Family) -> Vec<String> {
 #[test]
 fn class_rules_match_what_they_name_and_only_the_bumps_peers() {
     let mut desired = one();
-    let peers = ["10.0.1.2", "10.2.0.0/16", "fd00::2"];
+    let peers = ["10.0.1.2/32", "10.2.0.0/16", "fd00::2/128"];
     desired.bumps = vec![
         bump(1, "dibs1", DeviceOwner::Ours, &peers),
         bump(2, "tun9", DeviceOwner::Foreign, &["10.2.0.0/16"]),
     ];
     let [first, second] = [1, 2].map(|id| BumpId::new(id).unwrap());
-    let prefix = |text: &str| -> Option<Prefix> { Some(text.parse().unwrap()) };
+    let prefix = |text: &str| -> Option<IpNet> { Some(text.parse().unwrap()) };
     desired.rules = vec![
         ClassRule {
             sport: Some(5201.into()),
@@ -337,11 +339,11 @@ fn class_rules_match_what_they_name_and_only_the_bumps_peers() {
             ..ClassRule::tcp(3, second)
         },
         ClassRule {
-            destination: prefix("10.0.1.2"),
+            destination: prefix("10.0.1.2/32"),
             ..ClassRule::tcp(4, second)
         },
         ClassRule {
-            source: prefix("fd00::1"),
+            source: prefix("fd00::1/128"),
             ..ClassRule::tcp(5, first)
         },
     ];

@@ -1,5 +1,6 @@
 //! The printer for nftables: a rule as expressions of nf_tables. By hand because [`nft`](crate::nft) is.
 
+use ipnet::IpNet;
 use std::net::IpAddr;
 
 use dibs_settings::Term;
@@ -7,7 +8,7 @@ use dibs_settings::Term;
 use super::{Bits, Match, Rule, Verdict, label};
 use crate::desired::{Hours, Ports};
 use crate::nft::{Attributes, Change, Kind};
-use crate::{DeviceName, Family, Prefix};
+use crate::{DeviceName, Family};
 
 /// The verdict register, and the one where other values begin.
 const VERDICT: u32 = 0;
@@ -288,18 +289,13 @@ impl Expressions {
         self.meta(key).compare(&name, is);
     }
 
-    fn prefix(&mut self, prefix: Prefix, destination: bool) {
-        if prefix.length() == 0 {
+    fn prefix(&mut self, prefix: IpNet, destination: bool) {
+        if prefix.prefix_len() == 0 {
             return;
         }
-        let address = bytes(prefix.address());
-        let ones = match prefix.family() {
-            Family::V4 => IpAddr::from([0xff; 4]),
-            Family::V6 => IpAddr::from([0xff; 16]),
-        };
-        let mask = Prefix::new(ones, prefix.length()).expect("it is a prefix's length");
-        self.address(REGISTER, prefix.family(), destination)
-            .bitwise(&bytes(mask.address()), &vec![0; address.len()])
+        let address = bytes(prefix.addr());
+        self.address(REGISTER, Family::of(prefix.addr()), destination)
+            .bitwise(&bytes(prefix.netmask()), &vec![0; address.len()])
             .compare(&address, true);
     }
 

@@ -25,8 +25,8 @@ fn class(id: u32, bump: u8, binding: Binding) -> ClassRule {
 
 /// Two bumps, one by another program's device, and rules that name whatever a rule may name.
 fn everything() -> Desired {
-    let peers = ["10.0.1.2", "10.2.0.0/16", "fd00::2"];
-    let net = |text: &str| -> Option<Prefix> { Some(text.parse().unwrap()) };
+    let peers = ["10.0.1.2/32", "10.2.0.0/16", "fd00::2/128"];
+    let net = |text: &str| -> Option<IpNet> { Some(text.parse().unwrap()) };
     let rules = vec![
         ClassRule {
             dport: Some(443.into()),
@@ -44,7 +44,7 @@ fn everything() -> Desired {
                 last: 9009,
             }),
             uid: Some(1000),
-            source: net("10.0.1.1"),
+            source: net("10.0.1.1/32"),
             destination: net("10.0.0.0/8"),
             ..class(3, 3, Binding::Required)
         },
@@ -75,8 +75,8 @@ fn everything() -> Desired {
         ClassRule {
             sport: Some(4000.into()),
             dport: Some(80.into()),
-            source: net("10.0.1.1"),
-            destination: net("10.0.1.2"),
+            source: net("10.0.1.1/32"),
+            destination: net("10.0.1.2/32"),
             ..class(0, 1, Binding::Pinned)
         },
     ];
@@ -89,7 +89,7 @@ fn everything() -> Desired {
         sessions: vec![
             (net("10.2.0.0/16").unwrap(), false),
             (net("10.2.3.0/24").unwrap(), true),
-            (net("fd00::2").unwrap(), true),
+            (net("fd00::2/128").unwrap(), true),
         ],
         ..Desired::default()
     }
@@ -109,7 +109,7 @@ fn wishes() -> Vec<(&'static str, Desired)> {
     let mut free = gateway();
     free.rules.retain(|rule| rule.binding != Binding::Required);
     let one = Desired {
-        bumps: vec![bump(2, "dibs2", DeviceOwner::Ours, &["10.0.1.2"])],
+        bumps: vec![bump(2, "dibs2", DeviceOwner::Ours, &["10.0.1.2/32"])],
         ..Desired::default()
     };
     let idle = Desired {

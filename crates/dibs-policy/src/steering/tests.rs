@@ -17,7 +17,10 @@ fn bump(id: u8) -> BumpRoute {
         device: DeviceName::new(&device).unwrap(),
         owner,
         addresses: vec!["10.0.1.1".parse().unwrap(), "fd00::1".parse().unwrap()],
-        peers: vec!["10.0.1.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        peers: vec![
+            "10.0.1.2/32".parse().unwrap(),
+            "fd00::2/128".parse().unwrap(),
+        ],
     }
 }
 

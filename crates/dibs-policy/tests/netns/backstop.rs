@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use dibs_policy::{
-    Backstop, Binding, ClassRule, Desired, Ends, Known, Place, Ports, Standing, Strength,
-};
+use dibs_policy::{Backstop, Binding, ClassRule, Desired, Known, Place, Ports, Standing, Strength};
+use dibs_wire::FlowKey;
 use nix::poll::PollFlags;
 
 use crate::lab::{ENDS, Lab, address, bump, connecting, wait_for, wish};
@@ -121,15 +120,15 @@ pub(crate) fn hundreds_of_rules_fit(lab: &Lab) {
 
 pub(crate) fn thousands_of_connections_fit(lab: &Lab) {
     let free = with(Vec::new());
-    let ends = |(here, there): (&str, &str), port: u16| -> Ends {
+    let ends = |(here, there): (&str, &str), port: u16| -> FlowKey {
         let (here, there) = (address(here, port), address(there, 8080));
-        ((here.ip(), here.port()), (there.ip(), there.port()))
+        FlowKey::tcp(here, there)
     };
-    let all: BTreeSet<Ends> = ENDS
+    let all: BTreeSet<FlowKey> = ENDS
         .into_iter()
         .flat_map(|pair| (1..=6000).map(move |port| ends(pair, port)))
         .collect();
-    let known = |bumped: &BTreeSet<Ends>| Known {
+    let known = |bumped: &BTreeSet<FlowKey>| Known {
         bumped: bumped.clone(),
         ..Known::default()
     };
@@ -141,11 +140,11 @@ pub(crate) fn thousands_of_connections_fit(lab: &Lab) {
     let mut backstop = lab.open(Backstop::open);
     set(lab, &mut backstop, &free, &Known::default());
     // As they come, and as they are found by another daemon.
-    let places: Vec<(Ends, Place)> = all.iter().map(|ends| (*ends, Place::Bumped)).collect();
+    let places: Vec<(FlowKey, Place)> = all.iter().map(|ends| (*ends, Place::Bumped)).collect();
     lab.wait(backstop.note(&places)).expect("noted");
     lab.wait(backstop.set_locked(all.clone())).expect("noted");
     assert_eq!(counts(), [6000; 4]);
-    let places: Vec<(Ends, Place)> = all.iter().map(|ends| (*ends, Place::Elsewhere)).collect();
+    let places: Vec<(FlowKey, Place)> = all.iter().map(|ends| (*ends, Place::Elsewhere)).collect();
     lab.wait(backstop.note(&places)).expect("noted");
     lab.wait(backstop.set_locked(BTreeSet::new()))
         .expect("noted");
@@ -178,8 +177,7 @@ pub(crate) fn what_another_program_owns_is_named_and_taken_once_it_is_free(lab: 
     drop(other);
     set(lab, &mut backstop, &desired, &Known::default());
     // What it could not be told the next `set` tells it.
-    let ip = |text: &str| text.parse().expect("an address");
-    let odd = ((ip("10.7.0.1"), 1), (ip("fd07::1"), 1));
+    let odd = FlowKey::tcp(([10, 7, 0, 1], 1), ([0xfd07, 0, 0, 0, 0, 0, 0, 1], 1));
     let noted = lab.wait(backstop.note(&[(odd, Place::Bumped)]));
     noted.expect_err("of two families");
     assert!(matches!(backstop.standing(), Standing::Failed(_)));

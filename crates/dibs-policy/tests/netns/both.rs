@@ -6,11 +6,12 @@ use std::net::{TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use dibs_netns::HANG;
-use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Binding, ClassRule, Desired, Known, Steering};
+use dibs_wire::FlowKey;
 use socket2::SockRef;
 
-use crate::lab::{ENDS, Lab, address, bump, marks, wish};
+use crate::lab::{ENDS, Lab, address, bump, marks, net_of, wish};
 
 /// Who is asked.
 enum Layer {
@@ -79,7 +80,7 @@ pub(crate) fn what_iptables_marks_nftables_drops(lab: &Lab) {
     let (on_bump, chosen) = (marks().bump(bump(1)), marks().override_bit());
     let values = [0, chosen, on_bump, on_bump | chosen];
     let peers = |up| -> Vec<_> {
-        let net = |(_, there): (&str, &str)| (there.parse().expect("a prefix"), up);
+        let net = |(_, there): (&str, &str)| (net_of(there), up);
         ENDS.map(net).into()
     };
     for (what, rules, up) in [
@@ -101,7 +102,7 @@ pub(crate) fn what_iptables_marks_nftables_drops(lab: &Lab) {
             let asked = cases.map(|(value, ends)| {
                 ends.map(|(near, far)| {
                     let local = near.local_addr().expect("bound");
-                    let tuple = Tuple::tcp(local, near.peer_addr().expect("connected"));
+                    let tuple = FlowKey::tcp(local, near.peer_addr().expect("connected"));
                     let mask = marks().mask();
                     let marked = lab.wait(conntrack.set_mark(&tuple, value, mask));
                     assert!(marked.expect("marked"), "tracked");

@@ -1,7 +1,8 @@
 //! Leaving: everything of ours goes, nothing else.
 
-use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{BumpRoute, Desired, DeviceName, Steering, Variant};
+use dibs_wire::FlowKey;
 
 use crate::lab::{ENDS, Lab, bump, marks, wish};
 
@@ -32,7 +33,7 @@ fn others(lab: &Lab) {
     lab.sh("sysctl -qw net.ipv6.conf.dibs1.addr_gen_mode=1; ip -6 addr flush dev dibs1");
 }
 
-fn connection_mark(lab: &Lab, tuple: &Tuple) -> u32 {
+fn connection_mark(lab: &Lab, tuple: &FlowKey) -> u32 {
     let mut conntrack = lab.open(Conntrack::open);
     lab.wait(conntrack.get(tuple))
         .expect("a look")
@@ -40,12 +41,12 @@ fn connection_mark(lab: &Lab, tuple: &Tuple) -> u32 {
         .mark
 }
 
-fn mark(lab: &Lab, stream: &std::net::TcpStream, value: u32) -> Tuple {
+fn mark(lab: &Lab, stream: &std::net::TcpStream, value: u32) -> FlowKey {
     let ends = (
         stream.local_addr().expect("ours"),
         stream.peer_addr().expect("theirs"),
     );
-    let tuple = Tuple::tcp(ends.0, ends.1);
+    let tuple = FlowKey::tcp(ends.0, ends.1);
     let mut conntrack = lab.open(Conntrack::open);
     assert!(
         lab.wait(conntrack.set_mark(&tuple, value, u32::MAX))

@@ -5,15 +5,16 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use dibs_policy::ClassRule;
-use dibs_policy::conntrack::{Conntrack, Event, Events, Tuple};
+use dibs_policy::conntrack::{Conntrack, Event, Events};
 use dibs_policy::sockets::{self, TcpSocket};
+use dibs_wire::FlowKey;
 use nix::poll::PollFlags;
 
 use crate::lab::{ENDS, Lab, address, bump, connecting, marks, wait_for, wish};
 use crate::packet::syn;
 
-fn tuple(stream: &TcpStream) -> Tuple {
-    Tuple::tcp(
+fn tuple(stream: &TcpStream) -> FlowKey {
+    FlowKey::tcp(
         stream.local_addr().expect("an address"),
         stream.peer_addr().expect("a peer"),
     )
@@ -56,7 +57,7 @@ pub(crate) fn a_live_connection_moves_and_returns(lab: &Lab) {
         set(lab, &near, marks().override_bit(), marks().mask());
         arrives(&mut far, b"bumped");
     }
-    let gone = Tuple::tcp(address("10.7.1.1", 1), address("10.7.1.2", 2));
+    let gone = FlowKey::tcp(address("10.7.1.1", 1), address("10.7.1.2", 2));
     let mut conntrack = lab.open(Conntrack::open);
     assert!(
         !lab.wait(conntrack.set_mark(&gone, 1, 1))
@@ -129,7 +130,10 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
             .wait(lab.open(Conntrack::open).list(Some))
             .expect("a list");
         let found = listed.iter().find(|c| c.original == ours).expect("listed");
-        assert_eq!((found.mark, found.reply.source), (marked, ours.destination));
+        assert_eq!(
+            (found.mark, found.reply.source()),
+            (marked, ours.destination())
+        );
         lab.sh("conntrack -F 2>/dev/null");
         lab.wait(until(
             &mut events,
@@ -137,19 +141,16 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
         ));
 
         let listed = lab.wait(sockets::list(Some)).expect("a list");
-        let socket = listed
-            .iter()
-            .find(|s| s.local == ours.source)
-            .expect("listed");
-        assert_eq!((socket.remote, socket.state), (ours.destination, 1));
+        let socket = listed.iter().find(|s| s.key == ours).expect("listed");
+        assert_eq!(socket.state, 1);
         assert_eq!(socket.uid, nix::unistd::getuid().as_raw());
         assert!(socket.counts.is_some_and(|counts| counts.rtt_us > 0));
-        let absent = (ours.source, address(there, 9));
-        let found = lab.wait(sockets::find(&[absent, (ours.source, ours.destination)]));
+        let absent = FlowKey::tcp(ours.source(), address(there, 9));
+        let found = lab.wait(sockets::find(&[absent, ours]));
         let found = found.expect("an answer");
         let named = |socket: &TcpSocket| {
             let TcpSocket { cookie, inode, .. } = *socket;
-            (socket.local, socket.remote, inode, cookie)
+            (socket.key, inode, cookie)
         };
         assert_ne!(socket.cookie, 0);
         assert_eq!(found.iter().map(named).collect::<Vec<_>>(), [named(socket)]);
@@ -159,11 +160,11 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
         let bound = connecting(address(there, 82), Some("veth0"));
         let local = bound.local_addr().expect("an address").as_socket();
         let listed = lab.wait(sockets::list(Some)).expect("a list");
-        let found = listed.iter().find(|s| Some(s.local) == local);
+        let found = listed.iter().find(|s| Some(s.key.source()) == local);
         // Refused at once where the peer's answer was quicker than we.
         assert!(found.is_none_or(|socket| socket.bound_device > 0));
         if let Some(bound) = found {
-            let found = lab.wait(sockets::find(&[(bound.local, bound.remote)]));
+            let found = lab.wait(sockets::find(&[bound.key]));
             let device = |socket: &TcpSocket| socket.bound_device;
             // Refused meanwhile, perhaps.
             assert!(

@@ -10,6 +10,7 @@ use dibs_policy::{
     Variant,
 };
 use dibs_settings::BumpId;
+use ipnet::IpNet;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use tun_rs::{DeviceBuilder, SyncDevice};
@@ -18,6 +19,11 @@ use crate::packet::Packet;
 
 /// Both ends' addresses, IPv4 and IPv6.
 pub(crate) const ENDS: [(&str, &str); 2] = [("10.7.1.1", "10.7.1.2"), ("fd07:1::1", "fd07:1::2")];
+
+/// Network that holds one address.
+pub(crate) fn net_of(address: &str) -> IpNet {
+    IpNet::from(address.parse::<IpAddr>().expect("an address"))
+}
 
 /// Runs a test on this process's own network.
 pub(crate) fn run(variant: Variant, test: fn(&Lab)) -> anyhow::Result<()> {
@@ -51,10 +57,7 @@ pub(crate) fn wish() -> Desired {
             .iter()
             .map(|(here, _)| here.parse().expect("an address"))
             .collect(),
-        peers: ENDS
-            .iter()
-            .map(|(_, there)| there.parse().expect("a prefix"))
-            .collect(),
+        peers: ENDS.iter().map(|(_, there)| net_of(there)).collect(),
     };
     let rule = ClassRule {
         dport: Some(80.into()),

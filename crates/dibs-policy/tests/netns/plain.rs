@@ -5,8 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
 use dibs_netns::HANG;
-use dibs_policy::conntrack::{Conntrack, Tuple};
-use dibs_policy::{Binding, ClassRule, Desired, Prefix, Steering};
+use dibs_policy::conntrack::Conntrack;
+use dibs_policy::{Binding, ClassRule, Desired, Steering};
+use dibs_wire::FlowKey;
+use ipnet::IpNet;
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -21,7 +23,7 @@ fn ends(stream: &TcpStream) -> (SocketAddr, SocketAddr) {
 fn mark(lab: &Lab, stream: &TcpStream, value: u32) {
     let (near, far) = ends(stream);
     let mut conntrack = lab.open(Conntrack::open);
-    let tuple = Tuple::tcp(near, far);
+    let tuple = FlowKey::tcp(near, far);
     let set = lab.wait(conntrack.set_mark(&tuple, value, marks().mask()));
     assert!(set.expect("set"), "tracked");
 }
@@ -152,7 +154,7 @@ pub(crate) fn what_is_required_is_never_taken_in_plain(lab: &Lab) {
             (SYN | ACK, address(there, 5555))
         );
         // LOCKED from its first packet on, for what no address tells: ICMP errors.
-        let entry = Tuple::tcp(address(there, 5555), address(here, 9000));
+        let entry = FlowKey::tcp(address(there, 5555), address(here, 9000));
         let mut conntrack = lab.open(Conntrack::open);
         let found = lab.wait(conntrack.get(&entry)).expect("a look");
         let locked = marks().bump(bump(1)) | marks().locked_bit();
@@ -169,8 +171,8 @@ pub(crate) fn a_pinned_connection_outlives_its_entry(lab: &Lab) {
         desired.rules.push(ClassRule {
             dport: Some(remote.port().into()),
             sport: Some(local.port().into()),
-            destination: Some(Prefix::host(remote.ip())),
-            source: Some(Prefix::host(local.ip())),
+            destination: Some(IpNet::from(remote.ip())),
+            source: Some(IpNet::from(local.ip())),
             binding: Binding::Pinned,
             ..ClassRule::tcp(0, bump(1))
         });

@@ -96,7 +96,7 @@ pub(crate) fn every_wish_can_follow_every_other(lab: &Lab) {
         device: DeviceName::new("tun9").expect("a name"),
         owner: DeviceOwner::Foreign,
         addresses: Vec::new(),
-        peers: vec!["10.7.1.2".parse().expect("a prefix")],
+        peers: vec!["10.7.1.2/32".parse().expect("a prefix")],
     };
     let mut both = wish();
     both.bumps.push(foreign.clone());

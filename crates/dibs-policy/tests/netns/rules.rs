@@ -1,17 +1,18 @@
 //! What a rule may name beside ports and addresses: the kernel takes it, means it, and guards it.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dibs_policy::{
-    Backstop, Binding, ClassRule, Desired, DeviceName, Error, Family, Hours, Known, Place, Prefix,
+    Backstop, Binding, ClassRule, Desired, DeviceName, Error, Family, Hours, Known, Place,
 };
 use dibs_settings::Term;
+use dibs_wire::FlowKey;
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::lab::{ENDS, Lab, accept, address, bump, wait_for, wish};
+use crate::lab::{ENDS, Lab, accept, address, bump, net_of, wait_for, wish};
 use crate::packet::{Packet, SYN};
 
 /// "EF".
@@ -287,14 +288,12 @@ pub(crate) fn what_was_dropped_stays_counted(lab: &Lab) {
 
 pub(crate) fn what_the_kernel_refuses_takes_nothing_else_with_it(lab: &Lab) {
     // No set has connections of two families.
-    let ip = |text: &str| text.parse().expect("an address");
-    let odd = ((ip("10.7.0.1"), 1), (ip("fd07::1"), 1));
+    let odd = FlowKey::tcp(([10, 7, 0, 1], 1), ([0xfd07, 0, 0, 0, 0, 0, 0, 1], 1));
     for (_, there) in ENDS {
         let (mut near, _far) = lab.connected(80, there);
-        let of = |end: SocketAddr| (end.ip(), end.port());
-        let ends = (
-            of(near.local_addr().expect("bound")),
-            of(near.peer_addr().expect("connected")),
+        let ends = FlowKey::tcp(
+            near.local_addr().expect("bound"),
+            near.peer_addr().expect("connected"),
         );
         let mut backstop = flushed(lab, &with(&[]));
         let drops = |backstop: &mut Backstop, near: &mut TcpStream| {
@@ -320,7 +319,7 @@ pub(crate) fn a_preferred_bump_is_taken_where_there_is_a_session(lab: &Lab) {
     desired.bumps[0].peers = ["10.7.0.0/16", "fd07:1::/32"]
         .map(|net| net.parse().expect("a prefix"))
         .into();
-    let inner: [Prefix; 2] = ENDS.map(|(_, there)| there.parse().expect("a prefix"));
+    let inner = ENDS.map(|(_, there)| net_of(there));
     let with_session = |up: bool| {
         let mut desired = desired.clone();
         let wide = desired.bumps[0].peers.iter().map(|net| (*net, !up));

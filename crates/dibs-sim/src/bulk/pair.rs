@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use dibs_core::Time;
 use dibs_core::bump::{self, Pads};
 use dibs_core::counters::Counter;
 use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PathSnapshot, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
-use dibs_core::{Prefix, Time};
 use dibs_netem::{
     Conditions, Emulator, Fate,
     rng::{Rng, mix},
@@ -145,7 +145,7 @@ fn node(scenario: &Scenario, host: usize) -> Node {
         peers: vec![PeerConfig {
             public: PublicKey::from(&private(1 - host)),
             preshared: None,
-            prefixes: vec![Prefix::new(address(1 - host), 32).expect("a whole address")],
+            prefixes: vec![address(1 - host).into()],
             accept: vec![Opening::ANY],
             endpoints: if host == 0 {
                 endpoints(paths.len())

@@ -6,7 +6,7 @@ use dibs_netem::rng::Rng;
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
-use dibs_wire::{SeqNumber, Tuple};
+use dibs_wire::{FlowKey, SeqNumber};
 use etherparse::{TcpOptionElement, TcpOptionsIterator};
 
 use super::segment::{Ack, BLOCKS, Burst, MSS};
@@ -32,7 +32,7 @@ pub(super) struct Data {
 /// One connection from host 0 to host 1, which answers with acknowledgements only.
 #[derive(Debug)]
 pub(super) struct Wire {
-    tuple: Tuple,
+    tuple: FlowKey,
     /// Where each host's numbers begin.
     first: [SeqNumber; 2],
     stream: Stream,
@@ -42,12 +42,7 @@ pub(super) struct Wire {
 impl Wire {
     pub(super) fn new(rng: &mut Rng) -> Self {
         Self {
-            tuple: Tuple {
-                src: address(0),
-                dst: address(1),
-                sport: 40_000,
-                dport: 443,
-            },
+            tuple: FlowKey::tcp((address(0), 40_000), (address(1), 443)),
             first: [(); 2].map(|()| SeqNumber::new(rng.word() as u32)),
             stream: Stream {
                 key: rng.word(),
@@ -162,7 +157,7 @@ impl Wire {
     }
 }
 
-fn read(frame: &[u8], tuple: Tuple) -> Result<(VirtioHdr, packet::Segment<'_>), String> {
+fn read(frame: &[u8], tuple: FlowKey) -> Result<(VirtioHdr, packet::Segment<'_>), String> {
     let (header, bytes) =
         { frame.split_first_chunk::<{ virtio::LEN }>() }.ok_or("a short frame")?;
     let header = VirtioHdr::decode(header).map_err(|e| e.to_string())?;

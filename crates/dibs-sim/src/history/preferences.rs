@@ -1,13 +1,12 @@
 //! How the users would have the paths used, from the start and from some moments on. Drawn apart from all else that
 //! happens, and put into it: what else a seed draws does not depend on it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 
+use dibs_core::Time;
 use dibs_core::node::FlowScheduler;
 use dibs_core::preference::Usage;
-use dibs_core::{Prefix, Time};
 use dibs_netem::rng::Rng;
 use dibs_settings::{Hint, Role, Scheduler};
 
@@ -154,8 +153,7 @@ fn flows(rng: &mut Rng) -> Vec<FlowScheduler> {
 }
 
 fn flow(rng: &mut Rng) -> FlowScheduler {
-    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    let family = Prefix::new(rng.pick(&any), 0).expect("no bits are enough for nobody");
+    let family = rng.pick(&["0.0.0.0/0", "::/0"]).parse().expect("it is one");
     // Clients have ports from 20,000 on, servers from 30,000 on, by number of the connection.
     let ports = |rng: &mut Rng| -> Vec<RangeInclusive<u16>> {
         let first = rng.pick(&[20_000, 30_000]) + rng.below(4) as u16;

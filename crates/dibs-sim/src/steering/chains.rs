@@ -1,9 +1,9 @@
 //! The kernel's marks of connections, and the rules that set them.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use dibs_settings::{BumpId, Level};
-use dibs_switch::conns::Pair;
 
 use super::Mark;
 use super::ruling::Rule;
@@ -13,7 +13,7 @@ use crate::kernel::Way;
 /// What a host's kernel was told.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
-    pub(super) marks: BTreeMap<Pair, Mark>,
+    pub(super) marks: BTreeMap<FlowKey, Mark>,
     /// In the order in which they are tried.
     pub(super) rules: Vec<Rule>,
     /// The peer has a session, for rules that prefer their bump.
@@ -23,24 +23,24 @@ pub(super) struct Chains {
 }
 
 impl Chains {
-    pub(super) fn mark(&self, pair: &Pair) -> Mark {
+    pub(super) fn mark(&self, pair: &FlowKey) -> Mark {
         self.marks.get(pair).copied().unwrap_or_default()
     }
 
     /// The bump that a rule requires.
-    pub(super) fn requires(&self, pair: &Pair) -> Option<BumpId> {
+    pub(super) fn requires(&self, pair: &FlowKey) -> Option<BumpId> {
         let requires = |rule: &&Rule| rule.level == Level::Require && rule.means(pair);
         self.rules.iter().find(requires).map(|rule| rule.bump)
     }
 
     /// The bump that the first rule has a connection on.
-    pub(super) fn ruled(&self, pair: &Pair) -> Option<BumpId> {
+    pub(super) fn ruled(&self, pair: &FlowKey) -> Option<BumpId> {
         let first = self.rules.iter().find(|rule| rule.means(pair));
         self.requires(pair).or(first.map(|rule| rule.bump))
     }
 
     /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
-    pub(super) fn admits(&mut self, pair: &Pair, way: Way, follow: bool) -> bool {
+    pub(super) fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();
         let came = match way {
@@ -69,7 +69,7 @@ impl Chains {
     }
 
     /// Which way a packet of the local kernel takes: OUTPUT's order.
-    pub(super) fn way(&mut self, pair: &Pair) -> Way {
+    pub(super) fn way(&mut self, pair: &FlowKey) -> Way {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();
         let mut rules = self.rules.iter().filter(|rule| rule.means(pair));
@@ -88,7 +88,7 @@ impl Chains {
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub(super) fn set_by_hand(&mut self, pair: Pair, bump: Option<BumpId>) {
+    pub(super) fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>) {
         let required = self.requires(&pair).is_some();
         let mark = self.marks.entry(pair).or_default();
         if !mark.chosen && !mark.locked && !required && mark.bump != bump {
@@ -98,7 +98,7 @@ impl Chains {
     }
 
     /// LOCKED is as the record says for the bump that a connection is on.
-    pub(super) fn set_lock(&mut self, pair: &Pair, lock: Option<BumpId>) {
+    pub(super) fn set_lock(&mut self, pair: &FlowKey, lock: Option<BumpId>) {
         if let Some(mark) = self.marks.get_mut(pair) {
             let locked = mark.bump.is_some() && lock == mark.bump;
             if std::mem::replace(&mut mark.locked, locked) != locked {

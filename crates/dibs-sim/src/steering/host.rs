@@ -1,5 +1,6 @@
 //! A host: what its daemon knows, and a model of what that runs on.
 
+use dibs_wire::FlowKey;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -9,7 +10,7 @@ use std::task::Poll;
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
 use dibs_settings::{BumpId, Level};
-use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::{Machine as _, Mark as NewMark};
 use dibs_switch::knock;
 use dibs_switch::messages::{Body, Message, Outcome};
@@ -31,17 +32,17 @@ pub(super) enum Command {
     /// All connections are to be listed.
     Conns,
     /// A connection is to fall silent.
-    Drain(Pair),
+    Drain(FlowKey),
     /// It is to go on.
-    EndDrain(Pair),
+    EndDrain(FlowKey),
     /// The kernel is to say where a connection stands that is on this bump.
-    Solicit(Pair, BumpId),
+    Solicit(FlowKey, BumpId),
 }
 
 /// What outlives the daemon.
 #[derive(Debug, Default)]
 pub(super) struct File {
-    pub(super) choices: Vec<(Pair, Choice)>,
+    pub(super) choices: Vec<(FlowKey, Choice)>,
     pub(super) rules: Vec<Rule>,
     /// What the peer's rules need.
     pub(super) wants: u16,
@@ -71,7 +72,7 @@ pub(super) struct Daemon {
     /// One is being dealt with.
     pub(super) serving: bool,
     /// The bumps by which something of a connection may still be under way that falls silent.
-    pub(super) leaving: BTreeMap<Pair, BTreeSet<BumpId>>,
+    pub(super) leaving: BTreeMap<FlowKey, BTreeSet<BumpId>>,
     pub(super) knocks: Knocks,
     /// Who waits for a turn to change things: the first has it.
     pub(super) turns: VecDeque<u32>,
@@ -110,10 +111,10 @@ pub(super) struct Host {
     pub(super) file: RefCell<File>,
     pub(super) daemon: RefCell<Option<Daemon>>,
     /// The highest version that was in force, by connection.
-    pub(super) highest: RefCell<BTreeMap<Pair, Version>>,
+    pub(super) highest: RefCell<BTreeMap<FlowKey, Version>>,
     pub(super) now: Cell<Time>,
     /// Connections that are alive, and whether they speak.
-    pub(super) found: RefCell<BTreeMap<Pair, (Socket, bool)>>,
+    pub(super) found: RefCell<BTreeMap<FlowKey, (Socket, bool)>>,
     /// The data path's connections, if anybody has asked since the last input.
     pub(super) listed: RefCell<Option<Rc<Vec<ConnSnapshot>>>>,
     pub(super) commands: RefCell<Vec<Command>>,
@@ -248,7 +249,7 @@ impl Host {
     }
 
     /// The socket of a connection that is alive here.
-    pub(super) fn socket(&self, pair: &Pair) -> Option<Socket> {
+    pub(super) fn socket(&self, pair: &FlowKey) -> Option<Socket> {
         self.found.borrow().get(pair).map(|(socket, _)| *socket)
     }
 
@@ -256,7 +257,7 @@ impl Host {
     pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
         let speaking = found.iter().filter(|(_, (_, speaks))| *speaks);
-        let live = |(pair, (socket, _)): (&Pair, &(Socket, bool))| {
+        let live = |(pair, (socket, _)): (&FlowKey, &(Socket, bool))| {
             let (pair, socket) = (*pair, *socket);
             Live(Meant { pair, socket })
         };
@@ -268,11 +269,11 @@ impl Host {
     }
 
     /// How the other end names its socket of a connection.
-    pub(super) fn name_of(&self, pair: &Pair, socket: Socket) -> Socket {
+    pub(super) fn name_of(&self, pair: &FlowKey, socket: Socket) -> Socket {
         self.daemon().conns.get(pair).name(socket)
     }
 
-    pub(super) fn choice(&self, pair: &Pair) -> Option<Choice> {
+    pub(super) fn choice(&self, pair: &FlowKey) -> Option<Choice> {
         match &*self.daemon.borrow() {
             Some(daemon) => daemon.conns.get(pair).choice.get(),
             None => {
@@ -283,7 +284,7 @@ impl Host {
         }
     }
 
-    pub(super) fn open(&self, pair: Pair, bump: Option<BumpId>, required: Option<BumpId>) {
+    pub(super) fn open(&self, pair: FlowKey, bump: Option<BumpId>, required: Option<BumpId>) {
         let mark = Mark {
             bump: required.or(bump),
             ..Mark::default()
@@ -295,7 +296,7 @@ impl Host {
         }
     }
 
-    pub(super) fn forget(&self, pair: &Pair) {
+    pub(super) fn forget(&self, pair: &FlowKey) {
         self.chains.borrow_mut().marks.remove(pair);
         self.each_rules(|rules| rules.retain(|rule| !rule.is_only_of(pair)));
         let file = &mut *self.file.borrow_mut();
@@ -317,7 +318,7 @@ impl Host {
         }
     }
 
-    pub(super) fn flush(&self, kept: impl Fn(&Pair) -> bool) {
+    pub(super) fn flush(&self, kept: impl Fn(&FlowKey) -> bool) {
         let Chains {
             marks, rules, seen, ..
         } = &mut *self.chains.borrow_mut();
@@ -412,7 +413,7 @@ impl Host {
     }
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
-    pub(super) fn put_choice(&self, chains: &mut Chains, pair: Pair) {
+    pub(super) fn put_choice(&self, chains: &mut Chains, pair: FlowKey) {
         let choice = self.choice(&pair).filter(|choice| !choice.pending);
         if let Some(choice) = choice {
             let highest = &mut *self.highest.borrow_mut();
@@ -475,7 +476,7 @@ impl Host {
         }
     }
 
-    pub(super) fn note_drained(&self, pair: &Pair, bump: BumpId) {
+    pub(super) fn note_drained(&self, pair: &FlowKey, bump: BumpId) {
         let daemon = &mut *self.daemon();
         if let Some(bumps) = daemon.leaving.get_mut(pair) {
             bumps.remove(&bump);
@@ -541,7 +542,7 @@ impl Host {
     fn set_locks(&self, now: Time) {
         let chains = &mut *self.chains.borrow_mut();
         let tracked = tracked(chains, chains.marks.keys());
-        let lives = |pair: &Pair| self.socket(pair).map(|_| true);
+        let lives = |pair: &FlowKey| self.socket(pair).map(|_| true);
         let conns = &mut self.daemon().conns;
         for (pair, _) in conns.mend_locks(now, &tracked, lives, |_| false) {
             chains.set_lock(&pair, conns.get(&pair).lock.locked());
@@ -549,7 +550,7 @@ impl Host {
     }
 
     /// What rules moved of which the peer is to be asked again by now, unless something moves.
-    pub(super) fn take_moved(&self, now: Time) -> Vec<(Pair, Option<BumpId>)> {
+    pub(super) fn take_moved(&self, now: Time) -> Vec<(FlowKey, Option<BumpId>)> {
         self.daemon().conns.take_moved(now)
     }
 

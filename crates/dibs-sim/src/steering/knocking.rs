@@ -1,23 +1,23 @@
 //! Proof that plain carries a connection before it leaves its bump for plain: a driver of [`dibs_switch::knock`].
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use dibs_core::Time;
-use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::conns::Meant;
 use dibs_switch::engine::{Machine as _, asks};
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::messages::{Body, Named, Outcome};
 
 use super::host::Host;
-use super::tuple;
 use crate::coverage::Seen;
 
 /// Knocks under way, of connections that are to go to plain here (true), and for the peer.
 #[derive(Debug, Default)]
-pub(super) struct Knocks(BTreeMap<(Pair, bool), Knock>);
+pub(super) struct Knocks(BTreeMap<(FlowKey, bool), Knock>);
 
 impl Knocks {
-    pub(super) fn forget(&mut self, pair: &Pair) {
+    pub(super) fn forget(&mut self, pair: &FlowKey) {
         self.0.retain(|(known, _), _| known != pair);
     }
 
@@ -27,7 +27,7 @@ impl Knocks {
     }
 
     /// An acknowledgement arrived in plain; whether anybody waits for one of its connection.
-    pub(super) fn handle_heard(&mut self, pair: &Pair, numbers: Numbers, now: Time) -> bool {
+    pub(super) fn handle_heard(&mut self, pair: &FlowKey, numbers: Numbers, now: Time) -> bool {
         let mut any = false;
         for asks in [true, false] {
             if let Some(knock) = self.0.get_mut(&(*pair, asks)) {
@@ -113,9 +113,9 @@ impl Host {
     }
 
     /// Numbers of a connection, as far as the data path knows them.
-    async fn numbers(&self, pair: &Pair) -> Option<Numbers> {
+    async fn numbers(&self, pair: &FlowKey) -> Option<Numbers> {
         let conns = self.listed().await;
-        let known = conns.iter().filter(|conn| conn.tuple == tuple(pair));
+        let known = conns.iter().filter(|conn| conn.tuple == *pair);
         let known = known.filter_map(|conn| Some((conn.last_seen, conn.stands?)));
         let latest = known.max_by_key(|(seen, _)| *seen);
         latest.map(|(_, (sent_end, acked))| Numbers::of(sent_end, acked))

@@ -1,5 +1,6 @@
 //! The machine that the engine works on.
 
+use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::slice;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use dibs_core::Time;
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
-use dibs_switch::conns::{Choice, Meant, Pair};
+use dibs_switch::conns::{Choice, Meant};
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, stands_on,
@@ -23,7 +24,7 @@ use futures_util::future::join_all;
 use super::chains::Chains;
 use super::host::{Command, Daemon, Host};
 use super::ruling::{Rule, Selected};
-use super::{CARRIED, LOOK_EVERY, tuple};
+use super::{CARRIED, LOOK_EVERY};
 use crate::coverage::Seen;
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -66,8 +67,8 @@ pub(super) fn ruling<'a>(
 }
 
 /// What the kernel has of these connections.
-pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a Pair>) -> Tracked {
-    let entry = |pair: &Pair| {
+pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowKey>) -> Tracked {
+    let entry = |pair: &FlowKey| {
         let mark = chains.marks.get(pair)?.seen();
         let closed = false;
         Some((*pair, Entry { mark, closed }))
@@ -92,7 +93,7 @@ impl Machine for Host {
         1
     }
 
-    fn peer_of(&self, _: &Pair) -> Option<usize> {
+    fn peer_of(&self, _: &FlowKey) -> Option<usize> {
         Some(0)
     }
 
@@ -200,8 +201,8 @@ impl Machine for Host {
         Ok(self.speaking())
     }
 
-    async fn find(&self, pairs: &[Pair]) -> Result<Found<Self>, Unable> {
-        let live = |pair: &Pair| {
+    async fn find(&self, pairs: &[FlowKey]) -> Result<Found<Self>, Unable> {
+        let live = |pair: &FlowKey| {
             let socket = self.socket(pair)?;
             let pair = *pair;
             Some((pair, Live(Meant { pair, socket })))
@@ -209,8 +210,8 @@ impl Machine for Host {
         Ok(pairs.iter().filter_map(live).collect())
     }
 
-    async fn look_up(&self, pairs: &[Pair]) -> Result<(Found<Self>, Tracked), Unable> {
-        let found: HashMap<Pair, Live> = self.find(pairs).await?;
+    async fn look_up(&self, pairs: &[FlowKey]) -> Result<(Found<Self>, Tracked), Unable> {
+        let found: HashMap<FlowKey, Live> = self.find(pairs).await?;
         Ok((found, tracked(&self.chains.borrow(), pairs.iter())))
     }
 
@@ -245,10 +246,10 @@ impl Machine for Host {
         Ok(picked)
     }
 
-    async fn sending(&self, pairs: &[Pair]) -> BTreeSet<Pair> {
+    async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey> {
         let conns = self.listed().await;
-        let sends = |pair: &&Pair| {
-            let mut spoke = conns.iter().filter(|conn| conn.tuple == tuple(pair));
+        let sends = |pair: &&FlowKey| {
+            let mut spoke = conns.iter().filter(|conn| conn.tuple == **pair);
             spoke.any(|conn| { conn.spoke }.is_some_and(|t| self.now.get().since(t) < SENDS_WITHIN))
         };
         pairs.iter().filter(sends).copied().collect()
@@ -258,7 +259,7 @@ impl Machine for Host {
         &self,
         lives: &[Live],
         goal: Goal,
-    ) -> Result<BTreeMap<Pair, &'static str>, Unable> {
+    ) -> Result<BTreeMap<FlowKey, &'static str>, Unable> {
         let mut refused = BTreeMap::new();
         for live in lives {
             let (required, standing, pending) = {
@@ -300,7 +301,7 @@ impl Machine for Host {
         join_all(knocked).await.into_iter().flatten().collect()
     }
 
-    async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[Pair]) -> Option<Refusal> {
+    async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[FlowKey]) -> Option<Refusal> {
         None
     }
 
@@ -311,13 +312,13 @@ impl Machine for Host {
         Failed::<Self>::new()
     }
 
-    async fn mark_choices(&self, pairs: &[Pair]) -> Failed<Self> {
+    async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self> {
         let chains = &mut *self.chains.borrow_mut();
         pairs.iter().for_each(|pair| self.put_choice(chains, *pair));
         Failed::<Self>::new()
     }
 
-    async fn unlock(&self, pairs: &[Pair]) {
+    async fn unlock(&self, pairs: &[FlowKey]) {
         let chains = &mut *self.chains.borrow_mut();
         pairs.iter().for_each(|pair| chains.set_lock(pair, None));
         // If nothing comes of it, it is locked again.
@@ -338,11 +339,11 @@ impl Machine for Host {
         .await;
     }
 
-    fn end_drains(&self, pair: &Pair) {
+    fn end_drains(&self, pair: &FlowKey) {
         self.command(Command::EndDrain(*pair));
     }
 
-    fn solicit(&self, pair: &Pair, bump: Option<BumpId>) {
+    fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>) {
         if let Some(bump) = bump {
             self.command(Command::Solicit(*pair, bump));
         }

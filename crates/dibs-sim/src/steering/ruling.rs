@@ -1,9 +1,9 @@
 //! Rules of a host, which its users add, change and remove.
 
+use dibs_wire::FlowKey;
 use std::ops::RangeInclusive;
 
 use dibs_settings::{BumpId, Level};
-use dibs_switch::conns::Pair;
 use dibs_switch::rules::{self, Fit};
 
 use super::machine::Live;
@@ -25,21 +25,21 @@ pub enum Selected {
     /// By the numbers that their ports are made of.
     Ports(RangeInclusive<u16>),
     /// One.
-    One(Pair),
+    One(FlowKey),
 }
 
 impl Rule {
     /// Whether it means a connection.
-    pub fn means(&self, pair: &Pair) -> bool {
+    pub fn means(&self, pair: &FlowKey) -> bool {
         match &self.meant {
             // Clients have ports from 20,000 on, servers from 30,000 on, by number of the connection.
-            Selected::Ports(numbers) => numbers.contains(&(pair.local.port() % 10_000)),
+            Selected::Ports(numbers) => numbers.contains(&(pair.sport % 10_000)),
             Selected::One(meant) => pair == meant,
         }
     }
 
     /// What requires a bump of one connection.
-    pub(super) fn requiring(pair: Pair, bump: BumpId) -> Self {
+    pub(super) fn requiring(pair: FlowKey, bump: BumpId) -> Self {
         Self {
             bump,
             level: Level::Require,
@@ -48,7 +48,7 @@ impl Rule {
     }
 
     /// Whether it is for this connection alone.
-    pub(super) fn is_only_of(&self, pair: &Pair) -> bool {
+    pub(super) fn is_only_of(&self, pair: &FlowKey) -> bool {
         matches!(&self.meant, Selected::One(one) if one == pair)
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
 use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::conns::Choice;
+use dibs_wire::FlowKey;
 
 use super::World;
 use crate::conn::Conn;
@@ -118,7 +119,7 @@ fn check_ruled(
     conn: &Conn,
     ends: [(Option<Choice>, Mark); 2],
 ) -> Result<bool, String> {
-    let of = |what: fn(&Steering, &Pair) -> Option<BumpId>| {
+    let of = |what: fn(&Steering, &FlowKey) -> Option<BumpId>| {
         [0, 1].map(|host: usize| what(&world.hosts[host].steering, &conn.pairs[host]))
     };
     let required = of(Steering::requires).into_iter().flatten().next();

@@ -11,8 +11,7 @@ use dibs_core::session::Integrity;
 use dibs_netem::rng::{Rng, mix};
 use dibs_netem::{Cause, Conditions, Emulator, Fate};
 use dibs_settings::BumpId;
-use dibs_switch::conns::Pair;
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 use dibs_wire::packet::flags;
 
 use super::{World, endpoint};
@@ -73,26 +72,13 @@ pub(super) struct Arrival {
     pub(super) what: What,
 }
 
-/// The connection of a packet, as the host sends that it came to.
-fn receiver(tuple: &Tuple) -> Pair {
-    sender(tuple).reversed()
-}
-
-/// The same as the host sends that it comes from.
-fn sender(tuple: &Tuple) -> Pair {
-    Pair {
-        local: (tuple.src, tuple.sport).into(),
-        remote: (tuple.dst, tuple.dport).into(),
-    }
-}
-
 /// The ordinary route between the hosts, and somebody on it who remembers.
 pub(super) struct PlainRoute {
     /// By sending host.
     emulators: [Emulator; 2],
     conditions: Conditions,
     /// The connections that a firewall has seen begin, as host 0 sends, if there is one.
-    known: Option<BTreeSet<Pair>>,
+    known: Option<BTreeSet<FlowKey>>,
     /// The latest packets, with the host that they went to.
     seen: VecDeque<(usize, Vec<u8>)>,
 }
@@ -114,8 +100,8 @@ impl PlainRoute {
             return true;
         };
         let pair = match host {
-            0 => sender(&segment.tuple),
-            _ => receiver(&segment.tuple),
+            0 => segment.tuple,
+            _ => segment.tuple.reversed(),
         };
         if segment.has(flags::SYN) {
             known.insert(pair);
@@ -159,7 +145,7 @@ impl World {
     pub(super) fn arrive_plain(&mut self, host: usize, packet: Vec<u8>) -> Result<(), String> {
         self.hear_plain(host, &packet);
         if let Some(s) = offload::tcp(&packet) {
-            let pair = receiver(&s.tuple);
+            let pair = s.tuple.reversed();
             let follow = self.follows(host, &pair);
             if !self.hosts[host].steering.admits(&pair, Way::Plain, follow) {
                 return Ok(());
@@ -188,19 +174,19 @@ impl World {
     }
 
     /// The bump that this host requires by a connection's plan, if any.
-    fn required(&self, host: usize, pair: &Pair) -> Option<BumpId> {
+    fn required(&self, host: usize, pair: &FlowKey) -> Option<BumpId> {
         let conn = self.conn_of(host, pair);
         self.conns[conn?].plan.require[host]
     }
 
     /// Whether what comes by a bump pulls a connection there. Where only one end requires the bump,
     /// it has to.
-    fn follows(&self, host: usize, pair: &Pair) -> bool {
+    fn follows(&self, host: usize, pair: &FlowKey) -> bool {
         self.setup.follow || self.required(1 - host, &pair.reversed()).is_some()
     }
 
     /// The latest connection of these ends.
-    pub(super) fn conn_of(&self, host: usize, pair: &Pair) -> Option<usize> {
+    pub(super) fn conn_of(&self, host: usize, pair: &FlowKey) -> Option<usize> {
         self.by_pair[host].get(pair).copied()
     }
 
@@ -274,7 +260,7 @@ impl World {
     pub(super) fn route(&mut self, host: usize, packets: Vec<Vec<u8>>) -> Result<(), String> {
         let mut bumped: BTreeMap<BumpId, Vec<Vec<u8>>> = BTreeMap::new();
         for packet in packets {
-            let pair = offload::tcp(&packet).map(|s| sender(&s.tuple));
+            let pair = offload::tcp(&packet).map(|s| s.tuple);
             let Some(pair) = pair else {
                 self.send_plain(host, packet);
                 continue;
@@ -356,7 +342,7 @@ impl World {
                 self.coverage.note(Seen::OpaqueArrived);
                 continue;
             };
-            let pair = receiver(&s.tuple);
+            let pair = s.tuple.reversed();
             if s.has(dibs_wire::packet::flags::URG) {
                 let at = s.seq.add(u32::from(s.urgent));
                 if !self.hosts[1 - host].kernel.said_urgent(&s.tuple, at) {

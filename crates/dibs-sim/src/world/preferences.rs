@@ -4,7 +4,7 @@ use dibs_core::Time;
 use dibs_core::node::Node;
 use dibs_core::preference::{Unused, Usage};
 use dibs_settings::{Role, Scheduler};
-use dibs_wire::Tuple;
+use dibs_wire::FlowKey;
 
 use super::Host;
 use crate::coverage::Seen;
@@ -86,7 +86,7 @@ impl Host {
     }
 
     /// How a segment of the host's kernel that goes to its node is to be shared out.
-    pub(super) fn schedulers_of(&self, tuple: &Tuple) -> Vec<Seen> {
+    pub(super) fn schedulers_of(&self, tuple: &FlowKey) -> Vec<Seen> {
         let mut own = self.preferences.flows.iter();
         let own = own.find(|flow| flow.selects(tuple));
         let mut seen = Vec::new();

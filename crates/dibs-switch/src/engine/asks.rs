@@ -1,12 +1,13 @@
 //! Questions to a peer about many connections at once, and moves that it has a part in.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 
 use super::{Failed, Live as _, Machine, Mark, News, Task, or_warn, switches, warn_of};
 use crate::asking::{Conclusion, Negotiation, Step};
-use crate::conns::{Meant, Pair, Version};
+use crate::conns::{Meant, Version};
 use crate::messages::{Answer, Body, MAX_ENTRIES, Named, Switch, Unanswered};
 use crate::naming::{Next, Query};
 
@@ -25,7 +26,7 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
     while let Some(step) = moves.iter().map(|(_, asked)| asked.next()).min() {
         let turn = |(_, asked): &&mut Move<M>| asked.next() == step;
         let mut turn: Vec<&mut Move<M>> = moves.iter_mut().filter(turn).collect();
-        let pairs: Vec<Pair> = turn.iter().map(|(live, _)| live.pair()).collect();
+        let pairs: Vec<FlowKey> = turn.iter().map(|(live, _)| live.pair()).collect();
         let switch = turn[0].1.switch(false);
         match step {
             Step::Unlock => switches::unlock_leaving(m, &pairs, switch.bump).await,
@@ -151,8 +152,8 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
 }
 
 /// Those of these connections that are not over.
-async fn still_there<M: Machine>(m: &M, conns: &[Meant]) -> BTreeSet<Pair> {
-    let pairs: Vec<Pair> = conns.iter().map(|conn| conn.pair).collect();
+async fn still_there<M: Machine>(m: &M, conns: &[Meant]) -> BTreeSet<FlowKey> {
+    let pairs: Vec<FlowKey> = conns.iter().map(|conn| conn.pair).collect();
     let Some(lives) = or_warn(m, m.find(&pairs).await) else {
         return BTreeSet::new();
     };

@@ -1,5 +1,6 @@
 //! Choices of users here.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -9,7 +10,6 @@ use futures_util::future::join_all;
 use super::asks::{self, Move, ROUND};
 use super::{Goal, Live as _, Machine, News, Task, or_warn, stands_on, switches};
 use crate::asking::{Conclusion, Negotiation};
-use crate::conns::Pair;
 use crate::messages::{Answer, Unanswered};
 
 /// What came of a choice for one connection.
@@ -70,7 +70,7 @@ pub async fn choose<M: Machine>(
             by_peer.entry(live.peer()).or_default().push((*live, asked));
         }
     }
-    let mut outcomes: BTreeMap<Pair, Outcome<M::Why, M::MarkFault>> = { refused.into_iter() }
+    let mut outcomes: BTreeMap<FlowKey, Outcome<M::Why, M::MarkFault>> = { refused.into_iter() }
         .map(|(pair, why)| (pair, Outcome::Refused(why)))
         .collect();
     let of = by_peer.values().map(Vec::len).sum();
@@ -95,7 +95,7 @@ pub async fn choose<M: Machine>(
     // What came back for want of an answer, too.
     m.wake(Task::Confirm);
     if bump.is_some() {
-        let is_moved = |(_, outcome): &(&Pair, &_)| matches!(outcome, Outcome::Moved);
+        let is_moved = |(_, outcome): &(&FlowKey, &_)| matches!(outcome, Outcome::Moved);
         let moved = outcomes.iter().filter(is_moved);
         moved.for_each(|(pair, _)| m.solicit(pair, bump));
     }
@@ -119,7 +119,7 @@ async fn move_all<M: Machine>(
     peer: usize,
     moves: &mut [Move<M>],
     done: &impl Fn(usize),
-) -> Vec<(Pair, Outcome<M::Why, M::MarkFault>)> {
+) -> Vec<(FlowKey, Outcome<M::Why, M::MarkFault>)> {
     let mut outcomes = Vec::with_capacity(moves.len());
     let mut answers_none = false;
     for moves in moves.chunks_mut(ROUND) {

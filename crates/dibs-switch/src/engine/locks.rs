@@ -1,12 +1,13 @@
 //! Connections that are on a bump at both ends, by both ends' word: those are locked.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use dibs_settings::BumpId;
 
 use super::asks::{self, ROUND};
 use super::{Live as _, Machine, News, Task, update};
-use crate::conns::{Meant, Pair};
+use crate::conns::Meant;
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
 use crate::tracked::Tracked;
@@ -69,7 +70,7 @@ async fn note_answers<M: Machine>(
     let is_confirmed = |(_, answer): &(_, &Answer)| matches!(answer, Ok((Outcome::Done, _)));
     // It may have left while the peer was asked.
     let confirmed = answers.clone().filter(is_confirmed);
-    let confirmed: Vec<Pair> = confirmed.map(|(conn, _)| conn.pair).collect();
+    let confirmed: Vec<FlowKey> = confirmed.map(|(conn, _)| conn.pair).collect();
     let (lives, tracked) = match confirmed.is_empty() {
         true => Default::default(),
         false => m.look_up(&confirmed).await?,
@@ -95,7 +96,7 @@ pub async fn answer<M: Machine>(
     bump: BumpId,
     conns: &[Named],
 ) -> Vec<(Outcome, u64)> {
-    let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
+    let pairs: Vec<FlowKey> = conns.iter().map(|named| named.pair.reversed()).collect();
     let (lives, tracked) = match m.look_up(&pairs).await {
         Ok(found) => found,
         Err(fault) => {
@@ -104,7 +105,7 @@ pub async fn answer<M: Machine>(
             return vec![(Outcome::Failed, 0); pairs.len()];
         }
     };
-    let answer = |(pair, named): (&Pair, &Named)| {
+    let answer = |(pair, named): (&FlowKey, &Named)| {
         let live = lives.get(pair).filter(|live| live.peer() == peer);
         let here = live.map(|live| Here {
             socket: live.meant().socket,

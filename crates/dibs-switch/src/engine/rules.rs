@@ -1,5 +1,6 @@
 //! Rules that come, change and go, and the connections that follow them.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use dibs_settings::BumpId;
@@ -9,14 +10,13 @@ use super::{
     Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, update, wants, warn_of,
 };
 use crate::asking::Negotiation;
-use crate::conns::Pair;
 use crate::knock::Refusal;
 use crate::marks::Hand;
 use crate::messages::{Answer, Unanswered};
 use crate::rules::Fit;
 
 /// Connections that stay on their bumps only because plain does not carry them, and why.
-pub type Kept = BTreeMap<Pair, Refusal>;
+pub type Kept = BTreeMap<FlowKey, Refusal>;
 
 /// Rules that do not hold any more.
 #[derive(Debug)]
@@ -170,7 +170,7 @@ async fn let_go<M: Machine>(
     let is_left = |live: &&M::Live| {
         !live.is_over() && m.ruling(live, |ruling| ruling.is_left_to_choice(rule))
     };
-    let chosen: Vec<Pair> = lives
+    let chosen: Vec<FlowKey> = lives
         .iter()
         .filter(is_left)
         .map(|live| live.pair())
@@ -213,9 +213,9 @@ fn freed<M: Machine>(m: &M, rule: &M::Rule, lives: &[M::Live]) -> Vec<M::Live> {
 /// The kernel does not say which connections there are: they follow later.
 pub async fn follow_again<M: Machine>(
     m: &M,
-    moved: Vec<(Pair, Option<BumpId>)>,
+    moved: Vec<(FlowKey, Option<BumpId>)>,
 ) -> Result<(), M::Fault> {
-    let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
+    let moved: BTreeMap<FlowKey, Option<BumpId>> = moved.into_iter().collect();
     let mut meant: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
     let lives = m.lives().await;
     if lives.is_err() {
@@ -246,8 +246,8 @@ pub async fn follow_again<M: Machine>(
 pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     let bump = goal.bump;
     let mut lives: Vec<M::Live> = m.steerable(lives, bump).await;
-    let moving: Vec<Pair> = lives.iter().map(|live| live.pair()).collect();
-    let set_moving = |moving: &[Pair], is_moving: bool| {
+    let moving: Vec<FlowKey> = lives.iter().map(|live| live.pair()).collect();
+    let set_moving = |moving: &[FlowKey], is_moving: bool| {
         m.conns(|conns| conns.update_each(moving, |conn| conn.moving = is_moving));
     };
     set_moving(&moving, true);

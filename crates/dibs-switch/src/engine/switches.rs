@@ -1,12 +1,13 @@
 //! SWITCHes of peers, which are carried out, or refused for what stands against them here; and what rules of a peer imply.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeSet;
 
 use dibs_settings::BumpId;
 
 use super::{Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, update, warn_of};
 use crate::answering::{Following, Refusal, Step, Wanted};
-use crate::conns::{Pair, Version};
+use crate::conns::Version;
 use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch};
 
@@ -21,7 +22,7 @@ pub async fn answer<M: Machine>(
     conns: Vec<(Named, Version)>,
 ) -> Vec<(Outcome, u64)> {
     let bump = switch.bump;
-    let meant: Vec<Pair> = { conns.iter() }
+    let meant: Vec<FlowKey> = { conns.iter() }
         .map(|(named, _)| named.pair.reversed())
         .collect();
     let wanted = Wanted {
@@ -101,9 +102,9 @@ async fn carry_out<M: Machine>(
     let is_outside = m.is_outside(bump);
     let mut moving: Vec<&mut Following> = judged.iter_mut().flatten().collect();
     while let Some(step) = moving.first().and_then(|following| following.next()) {
-        let pairs: Vec<Pair> = moving.iter().map(|following| following.pair).collect();
+        let pairs: Vec<FlowKey> = moving.iter().map(|following| following.pair).collect();
         let meant: Vec<M::Live> = pairs.iter().map(|pair| lives[pair]).collect();
-        let mut failed: BTreeSet<Pair> = BTreeSet::new();
+        let mut failed: BTreeSet<FlowKey> = BTreeSet::new();
         match step {
             Step::Unlock => unlock_leaving(m, &pairs, bump).await,
             Step::Drain => {
@@ -156,7 +157,7 @@ pub(super) async fn prepare<M: Machine>(m: &M) -> Result<(), M::Fault> {
 }
 
 /// Puts connections back to where they were whose switches could not be carried out.
-async fn undo<M: Machine>(m: &M, peer: usize, pairs: &[Pair]) {
+async fn undo<M: Machine>(m: &M, peer: usize, pairs: &[FlowKey]) {
     m.tell(News::Undone(pairs));
     or_warn(m, m.save());
     // The kernel has not taken the new marks: what it has says where they were.
@@ -174,10 +175,10 @@ async fn undo<M: Machine>(m: &M, peer: usize, pairs: &[Pair]) {
 }
 
 /// Lets connections that are about to leave their bump for another or for plain take what comes otherwise.
-pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[Pair], bump: Option<BumpId>) {
-    let leaving: Vec<Pair> = m.conns(|conns| {
-        let holds_back = |pair: &&Pair| conns.get(pair).lock.holds_back(bump);
-        let leaving: Vec<Pair> = pairs.iter().filter(holds_back).copied().collect();
+pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpId>) {
+    let leaving: Vec<FlowKey> = m.conns(|conns| {
+        let holds_back = |pair: &&FlowKey| conns.get(pair).lock.holds_back(bump);
+        let leaving: Vec<FlowKey> = pairs.iter().filter(holds_back).copied().collect();
         conns.update_each(&leaving, |conn| conn.lock.release());
         leaving
     });
@@ -188,7 +189,7 @@ pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[Pair], bump: Opti
 
 /// Marks connections, by no choice. What leaves for plain is kept there by OVERRIDE while the far end's packets may still
 /// come by the bump: each end would pull the other back.
-pub async fn mark_moved<M: Machine>(m: &M, pairs: &[Pair], bump: Option<BumpId>) -> Failed<M> {
+pub async fn mark_moved<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpId>) -> Failed<M> {
     let marks = || {
         if bump.is_none() {
             m.conns(|conns| conns.update_each(pairs, |conn| conn.move_to_left(m.now())));
@@ -202,11 +203,11 @@ pub async fn mark_moved<M: Machine>(m: &M, pairs: &[Pair], bump: Option<BumpId>)
 /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
 pub(super) async fn put_back<M: Machine>(
     m: &M,
-    back: impl Iterator<Item = (Pair, Option<BumpId>)>,
+    back: impl Iterator<Item = (FlowKey, Option<BumpId>)>,
 ) {
     let marks = || {
         m.conns(|conns| {
-            let unchosen = |(pair, _): &(Pair, _)| conns.get(pair).choice.get().is_none();
+            let unchosen = |(pair, _): &(FlowKey, _)| conns.get(pair).choice.get().is_none();
             let back = back.filter(unchosen);
             back.map(|(pair, bump)| Mark::moved(pair, bump)).collect()
         })
@@ -216,7 +217,7 @@ pub(super) async fn put_back<M: Machine>(
 
 /// Keeps a connection on the bump that a rule of the peer wants it on, of number `own`: of what this host sent in plain
 /// the peer would take nothing, or answer it by the bump.
-pub(super) async fn follow_peer<M: Machine>(m: &M, peer: usize, pair: Pair, own: u64) {
+pub(super) async fn follow_peer<M: Machine>(m: &M, peer: usize, pair: FlowKey, own: u64) {
     let bump = u8::try_from(own).ok().and_then(BumpId::new);
     let Some(bump) = bump.filter(|bump| m.carries(*bump)) else {
         let why = "a rule there wants a bump that this host does not carry";
@@ -240,7 +241,7 @@ pub(super) async fn follow_peer<M: Machine>(m: &M, peer: usize, pair: Pair, own:
 pub(super) async fn give_in<M: Machine>(
     m: &M,
     peer: usize,
-    pair: Pair,
+    pair: FlowKey,
     version: Version,
     own: u64,
 ) {

@@ -1,20 +1,21 @@
 //! Choices that peers are told, of many connections at once, and told again: which and when is said by
 //! [`Telling`](crate::telling::Telling).
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use super::asks::{ROUND, ask_switch};
 use super::{Machine, News, Task, or_warn, switches, update};
-use crate::conns::{Choice, Meant, Pair};
+use crate::conns::{Choice, Meant};
 use crate::messages::{Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
 
 /// Choices that a peer is to be told.
-pub type Due = Vec<(Pair, Choice)>;
+pub type Due = Vec<(FlowKey, Choice)>;
 
 /// Takes what peers, or only this one, are to be told by now.
 pub fn take_due<M: Machine>(m: &M, only: Option<usize>) -> BTreeMap<usize, Due> {
-    let meant = |pair: &Pair| only.is_none() || m.peer_of(pair) == only;
+    let meant = |pair: &FlowKey| only.is_none() || m.peer_of(pair) == only;
     let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
     for (pair, choice) in m.conns(|conns| conns.take_tellings(m.now(), meant)) {
         if let Some(peer) = m.peer_of(&pair) {
@@ -71,7 +72,7 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
 /// It does not answer.
 async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
     super::wants::send(m, peer, 0).await?;
-    let of_peer = |pair: &Pair| m.peer_of(pair) == Some(peer);
+    let of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);
     m.conns(|conns| conns.tell_all(m.now(), of_peer));
     m.wake(Task::Tell);
     let due = take_due(m, Some(peer)).remove(&peer).unwrap_or_default();

@@ -1,16 +1,16 @@
 //! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
 
+use dibs_wire::FlowKey;
 use futures_util::future::join_all;
 
 use super::{Machine, News};
-use crate::conns::Pair;
 use crate::messages::{Outcome, Unanswered};
 
 /// The bumps that rules here put connections of a peer into, and those that some stay on because plain does not carry
 /// them; bit n for number n.
 pub fn wanted_of<M: Machine>(m: &M, peer: usize) -> u16 {
     let kept = m.conns(|conns| {
-        let of_peer = |(pair, _): &(&Pair, _)| m.peer_of(pair) == Some(peer);
+        let of_peer = |(pair, _): &(&FlowKey, _)| m.peer_of(pair) == Some(peer);
         let kept = conns.kept().filter(of_peer);
         kept.fold(0, |bumps, (_, bump)| bumps | 1 << bump.get())
     });
@@ -58,7 +58,7 @@ pub async fn answer<M: Machine>(m: &M, peer: usize, sequence: u64, bumps: u16) -
         |number: &u8| dibs_settings::BumpId::new(*number).is_some_and(|b| m.carries(b));
     let carried = (1..16).filter(is_carried);
     let carried = carried.fold(0, |bumps: u16, number| bumps | 1 << number);
-    let of_peer = |pair: &Pair| m.peer_of(pair) == Some(peer);
+    let of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);
     let known = m.wants(peer, |wants, conns| {
         wants.handle_want(conns, sequence, bumps & carried, of_peer)
     });

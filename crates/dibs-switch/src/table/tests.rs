@@ -3,6 +3,7 @@ use crate::conns::Version;
 use crate::conns::tests::{bump, pair};
 use crate::locks::GRACE;
 use crate::marks::Hand;
+use dibs_wire::FlowKey;
 
 const SOCKET: Socket = Socket(77);
 const START: Time = Time::from_nanos(1_000_000_000_000);
@@ -93,8 +94,8 @@ fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
         }
         let (mark, closed) = (seen(on, false), false);
         let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
-        let is_it = |other: &Pair| *other == pair();
-        let lives = |other: &Pair| lives.filter(|_| is_it(other));
+        let is_it = |other: &FlowKey| *other == pair();
+        let lives = |other: &FlowKey| lives.filter(|_| is_it(other));
         let mends = conns.mend_locks(START, &tracked, lives, |_| passes);
         assert_eq!(conns.locked().next().is_some(), stays);
         let locks = stays && on == 1 && !passes;
@@ -123,7 +124,7 @@ fn what_is_due_is_locked_and_what_has_ended_is_unlocked_unless_its_other_end_is_
         conns.update(&pair(), |conn| conn.lock.confirm(bump(1), START));
         let closed = false;
         let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
-        let lives = |pair: &Pair| alive.contains(pair).then_some(true);
+        let lives = |pair: &FlowKey| alive.contains(pair).then_some(true);
         let mends = conns.mend_locks(START + GRACE, &tracked, lives, |_| false);
         let mends: Vec<Mend> = mends.into_iter().map(|(_, mend)| mend).collect();
         assert_eq!(mends, mend.as_slice(), "{mark:?} {alive:?}");

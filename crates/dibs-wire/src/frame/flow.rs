@@ -6,7 +6,7 @@ use super::{
     CHUNK, Chunk, EmptySegment, FlowId, FrameError, MAX_TCP_OPTIONS, Open, SEGMENT, TcpFields,
 };
 use crate::bytes::{Reader, Writer};
-use crate::packet::{IpMeta, Tuple};
+use crate::packet::{FlowKey, IpMeta};
 use crate::seq::SeqNumber;
 
 const HAS_TIMESTAMPS: u8 = 0x01;
@@ -186,12 +186,7 @@ fn get_open(r: &mut Reader<'_>) -> Result<Open, FrameError> {
         ),
         _ => return Err(FrameError::Range("IP version")),
     };
-    let tuple = Tuple {
-        src,
-        dst,
-        sport: r.u16()?,
-        dport: r.u16()?,
-    };
+    let tuple = FlowKey::tcp((src, r.u16()?), (dst, r.u16()?));
     let meta = get_meta(r)?;
     let base_seq = SeqNumber::new(r.u32()?);
     Ok(Open {

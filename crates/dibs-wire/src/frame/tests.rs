@@ -3,18 +3,14 @@ use crate::bytes::Writer;
 
 fn open(v6: bool) -> Open {
     let (src, dst) = if v6 {
-        ("fd00::1", "fd00::2")
+        ("[fd00::1]:1", "[fd00::2]:2")
     } else {
-        ("10.0.0.1", "10.0.0.2")
+        ("10.0.0.1:1", "10.0.0.2:2")
     };
+    let end = |text: &str| text.parse::<core::net::SocketAddr>().unwrap();
     Open {
         bump: 1,
-        tuple: Tuple {
-            src: src.parse().unwrap(),
-            dst: dst.parse().unwrap(),
-            sport: 1,
-            dport: 2,
-        },
+        tuple: FlowKey::tcp(end(src), end(dst)),
         meta: IpMeta {
             tos: 1,
             ttl: 64,

@@ -3,24 +3,19 @@ use crate::checksum;
 use crate::emit::{Headers, MAX_HEADERS, complete_checksum};
 use crate::virtio::{self, VirtioHdr};
 
-fn v4() -> Tuple {
-    Tuple {
-        src: "10.0.1.1".parse().unwrap(),
-        dst: "10.0.1.2".parse().unwrap(),
-        sport: 40000,
-        dport: 80,
-    }
+fn v4() -> FlowKey {
+    FlowKey::tcp(([10, 0, 1, 1], 40000), ([10, 0, 1, 2], 80))
 }
 
-fn v6() -> Tuple {
-    Tuple {
+fn v6() -> FlowKey {
+    FlowKey {
         src: "fd00::1".parse().unwrap(),
         dst: "fd00::2".parse().unwrap(),
         ..v4()
     }
 }
 
-fn headers(tuple: Tuple) -> Headers<'static> {
+fn headers(tuple: FlowKey) -> Headers<'static> {
     let label = if tuple.src.is_ipv6() { 0xabcde } else { 0 };
     Headers {
         tuple,

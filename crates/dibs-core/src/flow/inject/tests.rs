@@ -6,12 +6,10 @@ use super::*;
 fn template() -> Template {
     Template {
         bump: crate::bump::SCRAMBLE,
-        tuple: Tuple {
-            src: "fd00::1".parse().unwrap(),
-            dst: "fd00::2".parse().unwrap(),
-            sport: 1,
-            dport: 2,
-        },
+        tuple: FlowKey::tcp(
+            ([0xfd00, 0, 0, 0, 0, 0, 0, 1], 1),
+            ([0xfd00, 0, 0, 0, 0, 0, 0, 2], 2),
+        ),
         meta: IpMeta {
             tos: 0,
             ttl: 64,

@@ -2,7 +2,7 @@
 
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::{self, TcpFields};
-use dibs_wire::packet::Tuple;
+use dibs_wire::packet::FlowKey;
 use smallvec::SmallVec;
 
 use crate::buffer::Pool;
@@ -22,7 +22,7 @@ pub(super) fn incoming<'a>(
     now: Time,
     shared: &'a mut Shared,
     key: Key,
-    (conn, tuple, floor): (&'a mut Conn, Tuple, &'a mut TsvalFloor),
+    (conn, tuple, floor): (&'a mut Conn, FlowKey, &'a mut TsvalFloor),
 ) -> Option<(&'a mut RxStream, IncomingDecoders<'a>, ConnSink<'a>)> {
     let inc = conn.inc.as_mut()?;
     let template = inc.template(tuple, conn.bump);

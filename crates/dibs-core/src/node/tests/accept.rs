@@ -10,9 +10,7 @@ fn accepting(accept: Vec<Opening>) -> Pair {
     let mut pair = Pair::new();
     let elsewhere: IpAddr = ELSEWHERE.into();
     let mut config = [0, 1].map(|host| config(host, Integrity::On));
-    config[0].peers[0]
-        .prefixes
-        .push(Prefix::new(elsewhere, 32).unwrap());
+    config[0].peers[0].prefixes.push(IpNet::from(elsewhere));
     config[1].addresses.push(elsewhere);
     config[1].peers[0].accept = accept;
     pair.nodes = { config.into_iter().zip([1, 2]) }
@@ -54,12 +52,7 @@ impl Sent {
             19, 18, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 1, 1,
         ];
         let headers = Headers {
-            tuple: Tuple {
-                src: inner(0),
-                dst: self.to,
-                sport: self.from,
-                dport: self.port,
-            },
+            tuple: FlowKey::tcp((inner(0), self.from), (self.to, self.port)),
             meta: IpMeta {
                 tos: 0,
                 ttl: 64,

@@ -82,7 +82,7 @@ fn flows_without_end_leave_room_for_connections_that_exist() {
     for n in 0..MAX_CONNS + BEYOND {
         let open = Open {
             bump: BUMP.get(),
-            tuple: Tuple {
+            tuple: FlowKey {
                 sport: n as u16,
                 dport: 1000 + (n >> 16) as u16,
                 ..tuple(0)
@@ -386,7 +386,7 @@ pub(super) fn speak_in_segments(
     mss: u16,
 ) {
     let headers = Headers {
-        tuple: Tuple {
+        tuple: FlowKey {
             sport: port,
             ..tuple(0)
         },

@@ -5,8 +5,8 @@ use super::*;
 const CLIENT: [u8; 4] = [192, 168, 7, 10];
 const SERVER: [u8; 4] = [192, 168, 8, 10];
 
-fn net(third: u8) -> Prefix {
-    Prefix::new([192, 168, third, 0].into(), 24).unwrap()
+fn net(third: u8) -> IpNet {
+    IpNet::new([192, 168, third, 0].into(), 24).unwrap()
 }
 
 /// Two gateways, each with a network behind it; `told` says which of them were told of their own.
@@ -15,7 +15,7 @@ fn gateways(told: [bool; 2]) -> Pair {
     for (host, told) in told.into_iter().enumerate() {
         let mut config = config(host, Integrity::On);
         // Wider than what is behind the other.
-        let all = Prefix::new([192, 168, 0, 0].into(), 16).unwrap();
+        let all = IpNet::new([192, 168, 0, 0].into(), 16).unwrap();
         config.peers[0].prefixes.push(all);
         let own = [net(7), net(8)][host];
         config.gateway = told.then_some(own).into_iter().collect();
@@ -27,7 +27,7 @@ fn gateways(told: [bool; 2]) -> Pair {
 }
 
 /// The kernel of host 0 forwards a segment; what comes out at the other.
-fn forward(pair: &mut Pair, src: [u8; 4], dst: [u8; 4]) -> Vec<Tuple> {
+fn forward(pair: &mut Pair, src: [u8; 4], dst: [u8; 4]) -> Vec<FlowKey> {
     let tuple = |frame: Vec<u8>| match packet::parse(&frame[virtio::LEN..]) {
         Ok(Packet::Tcp(segment)) => segment.tuple,
         other => panic!("not a segment: {other:?}"),
@@ -45,12 +45,7 @@ fn forward_as(
     mss: u16,
 ) -> Vec<Vec<u8>> {
     let headers = Headers {
-        tuple: Tuple {
-            src: src.into(),
-            dst: dst.into(),
-            sport: 40_000,
-            dport: 80,
-        },
+        tuple: FlowKey::tcp((src, 40_000), (dst, 80)),
         meta: IpMeta {
             tos: 0,
             ttl: 63,

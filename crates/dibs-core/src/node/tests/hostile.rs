@@ -6,8 +6,8 @@ use super::*;
 /// host 0 as 10.0.0.0/8 and fd00::/16, and another peer within that.
 fn hostile() -> Pair {
     let mut pair = Pair::new();
-    let any = |a: &str| Prefix::new(a.parse().unwrap(), 0).unwrap();
-    let prefix = |a: &str, len| Prefix::new(a.parse().unwrap(), len).unwrap();
+    let any = |a: &str| IpNet::new(a.parse().unwrap(), 0).unwrap();
+    let prefix = |a: &str, len| IpNet::new(a.parse().unwrap(), len).unwrap();
     let mut attacker = config(0, Integrity::On);
     attacker.peers[0].prefixes = vec![any("0.0.0.0"), any("::")];
     let mut victim = config(1, Integrity::On);
@@ -156,7 +156,7 @@ fn an_inner_source_is_one_of_the_peers_hosts() {
 #[test]
 fn a_wide_prefix_does_not_speak_for_impossible_sources() {
     let mut pair = hostile();
-    let any = |a: &str| Prefix::new(a.parse().unwrap(), 0).unwrap();
+    let any = |a: &str| IpNet::new(a.parse().unwrap(), 0).unwrap();
     pair.nodes[1].peers[0]
         .hosts
         .set_prefixes(vec![any("0.0.0.0"), any("::")]);

@@ -75,7 +75,7 @@ fn a_kernel_is_asked_by_a_segment_that_it_cannot_accept() {
     assert_eq!(pair.injected[1].len(), 1);
 
     // Strangers are nobody's.
-    let stranger = Tuple {
+    let stranger = FlowKey {
         dst: IpAddr::from([10, 9, 9, 9]),
         ..tuple(1)
     };

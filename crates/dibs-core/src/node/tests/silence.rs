@@ -25,7 +25,7 @@ fn call(pair: &mut Pair, seq: u32) {
 }
 
 /// The kernel of the host that `tuple` begins at sends this.
-fn send(pair: &mut Pair, tuple: Tuple, seq: u32, flags: u16) {
+fn send(pair: &mut Pair, tuple: FlowKey, seq: u32, flags: u16) {
     let headers = Headers {
         tuple,
         meta: IpMeta::default(),
@@ -155,7 +155,7 @@ fn an_error_of_the_host_itself_shows_at_once_that_nobody_answers() {
 #[test]
 fn hosts_behind_a_gateway_may_be_silent() {
     let mut pair = Pair::new();
-    let behind = Prefix::new(inner(1), 32).unwrap();
+    let behind = IpNet::from(inner(1));
     let mut config = config(1, Integrity::On);
     config.addresses = vec![IpAddr::from([10, 0, 9, 1])];
     config.gateway = vec![behind];
