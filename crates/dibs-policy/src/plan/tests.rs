@@ -19,7 +19,7 @@ fn one() -> Desired {
     let mut rule = ClassRule::tcp(1, BumpId::new(1).unwrap());
     rule.dport = Some(80.into());
     Desired {
-        bumps: vec![bump(1, "dibs1", DeviceOwner::Ours, &["10.0.1.2"])],
+        bumps: vec![bump(1, "dibs1", DeviceOwner::Ours, &["10.0.1.2/32"])],
         rules: vec![rule],
         ..Desired::default()
     }
