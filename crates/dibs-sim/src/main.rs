@@ -1,4 +1,4 @@
-//! Runs histories of the simulator, or bulk transfers: `dibs-sim [--bulk] [--seeds N] [--seed S] [--jobs J]`.
+//! Runs histories of the simulator, or bulk transfers: `dibs-sim [--bulk | --rules] [--seeds N] [--seed S] [--jobs J]`.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -9,8 +9,9 @@ use std::time::Instant;
 use dibs_sim::bulk::HEADING;
 use dibs_sim::coverage::Histogram;
 
-const USAGE: &str = "usage: dibs-sim [--bulk] [--seeds N] [--seed S] [--jobs J]
+const USAGE: &str = "usage: dibs-sim [--bulk | --rules] [--seeds N] [--seed S] [--jobs J]
   --bulk     transfers of tens of megabytes over two links, beside the best link alone
+  --rules    histories in which users change rules as well
   --seeds N  run N seeds, from the one of --seed on (default 2000 from 0, or 100 with --bulk; 1 if --seed stands
              alone, of which --bulk shows the course)
   --seed S   the first seed
@@ -18,13 +19,14 @@ const USAGE: &str = "usage: dibs-sim [--bulk] [--seeds N] [--seed S] [--jobs J]
 
 struct Arguments {
     bulk: bool,
+    rules: bool,
     first: u64,
     count: u64,
     jobs: usize,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let (mut first, mut count, mut bulk) = (None, None, false);
+    let (mut first, mut count, mut bulk, mut rules) = (None, None, false, false);
     let mut jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -35,6 +37,7 @@ fn arguments() -> Result<Arguments, String> {
         };
         match word.as_str() {
             "--bulk" => bulk = true,
+            "--rules" => rules = true,
             "--seed" => first = Some(number()?),
             "--seeds" => count = Some(number()?),
             "--jobs" => jobs = number()?.max(1) as usize,
@@ -44,6 +47,7 @@ fn arguments() -> Result<Arguments, String> {
     let all = if bulk { 100 } else { 2000 };
     Ok(Arguments {
         bulk,
+        rules,
         first: first.unwrap_or(0),
         count: count.unwrap_or(if first.is_some() { 1 } else { all }),
         jobs,
@@ -113,7 +117,11 @@ fn each_seed<T>(
 /// Runs histories; returns how many failed.
 fn histories(arguments: &Arguments) -> u64 {
     let mut histogram = Histogram::default();
-    let failed = each_seed(arguments, dibs_sim::run, |report| match arguments.count {
+    let run = match arguments.rules {
+        true => dibs_sim::run_ruled,
+        false => dibs_sim::run,
+    };
+    let failed = each_seed(arguments, run, |report| match arguments.count {
         1 => say(&format!("{report:#?}")),
         _ => histogram.add(&report.coverage),
     });

@@ -91,13 +91,20 @@ impl History {
         let quiet = at + Duration::from_millis(rng.range(0, 2000));
         let mut history = Self { setup, ops, quiet };
         preferences::add(&mut Rng::new(mix(seed ^ 0x9a7b5)), &mut history);
-        ruled::add(&mut Rng::new(mix(seed ^ 0x2a1e5)), &mut history, bumps);
         history.setup.leaving = Rng::new(mix(seed ^ 0x1eaf)).pick(&[
             Leaving::Forced,
             Leaving::Proved,
             Leaving::Firewalled,
             Leaving::Firewalled,
         ]);
+        history
+    }
+
+    /// The history of a seed, in which users change rules as well.
+    pub fn ruled(seed: u64) -> Self {
+        let mut history = Self::random(seed);
+        let bumps = bumps(&history.setup);
+        ruled::add(&mut Rng::new(mix(seed ^ 0x2a1e5)), &mut history, bumps);
         history
     }
 }

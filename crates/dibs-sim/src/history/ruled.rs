@@ -1,5 +1,4 @@
-//! Rules that the users of both hosts add, change and remove. Drawn apart from all else that happens, and put into it: what
-//! else a seed draws does not depend on it.
+//! Rules that the users of both hosts add, change and remove, put into a history.
 
 use dibs_core::Time;
 use dibs_netem::rng::Rng;
@@ -13,9 +12,14 @@ const MOST: u64 = 3;
 
 /// Puts changes of rules into a history of connections that may be on these bumps.
 pub(super) fn add(rng: &mut Rng, history: &mut History, bumps: &[BumpId]) {
-    if rng.chance(0.6) {
-        return;
+    // Marks that others set are taken for theirs, which rules do not move; and what comes by a bump is followed.
+    history.ops.retain(|(_, op)| !matches!(op, Op::Switch(..)));
+    for (_, op) in &mut history.ops {
+        if let Op::Open(plan) = op {
+            plan.bump = [None; 2];
+        }
     }
+    history.setup.follow = true;
     let opens = |(_, op): &(Time, Op)| match op {
         Op::Open(plan) => Some(plan.require),
         _ => None,
