@@ -295,6 +295,9 @@ impl Steering {
 
     /// When something is due.
     pub fn poll_timeout(&self) -> Option<Time> {
+        if !self.host.is_up() {
+            return None;
+        }
         let wanted = self.wanted_rules.as_ref().map(|_| Time::ZERO);
         self.host.due().into_iter().chain(wanted).min()
     }

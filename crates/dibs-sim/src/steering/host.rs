@@ -503,6 +503,11 @@ impl Host {
         self.daemon().knocks.handle_heard(&pair, numbers, now)
     }
 
+    /// True if it has a daemon.
+    pub(super) fn is_up(&self) -> bool {
+        self.daemon.borrow().is_some()
+    }
+
     /// When something is due.
     pub(super) fn due(&self) -> Option<Time> {
         let daemon = self.daemon.borrow();
