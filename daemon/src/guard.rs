@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(said, expected);
         assert_eq!(held(&rule(Binding::Loose), &half).len(), 1);
         let of_v4 = ClassRule {
-            destination: Some("10.0.1.2".parse().unwrap()),
+            destination: Some("10.0.1.2/32".parse().unwrap()),
             ..rule(Binding::Required)
         };
         assert_eq!(held(&of_v4, &half).len(), 1);

@@ -234,7 +234,7 @@ impl Machine for Daemon {
             let mut conntrack = self.kernel.conntrack()?;
             let locked = marks(&self.config).locked_bit();
             for pair in pairs {
-                conntrack.set_mark(&*pair, 0, locked).await?;
+                conntrack.set_mark(pair, 0, locked).await?;
             }
             Ok::<_, dibs_policy::Error>(())
         };

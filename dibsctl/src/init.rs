@@ -4,6 +4,7 @@ mod files;
 mod interfaces;
 mod report;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -119,9 +120,10 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
             if let Some(there) = config.peers.iter().find(same) {
                 let endpoints = met.peer.endpoints.iter();
                 let endpoints = endpoints.map(|(path, to)| (path.clone(), Endpoint::from(*to)));
+                let endpoints: BTreeMap<String, Endpoint> = endpoints.collect();
+                let known: BTreeMap<String, Endpoint> = there.endpoints.iter().cloned().collect();
                 ensure!(
-                    there.addresses == met.prefixes()
-                        && endpoints.eq(there.endpoints.iter().cloned()),
+                    there.addresses == met.prefixes() && endpoints == known,
                     "{shown} has this host already, as peer \"{}\" with other addresses or endpoints: delete \
                      that [[peer]], and repeat this, or change it there",
                     there.name

@@ -52,7 +52,7 @@ impl BumpId {
         format!("dibs{self}")
     }
 
-    /// Whether a device is a bump's TUN, by its name.
+    /// True if a device is a bump's TUN, by its name.
     pub fn is_tun(name: &str) -> bool {
         Self::all().any(|id| id.tun_name() == name)
     }

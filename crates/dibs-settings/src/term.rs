@@ -123,7 +123,7 @@ fn nets(text: &str) -> Result<Vec<IpNet>, Wrong> {
 }
 
 impl Term {
-    /// Whether there may be connections that fit both. What only the kernel can tell may be so.
+    /// True if there may be connections that fit both. What only the kernel can tell may be so.
     pub fn meets(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Sport(a), Self::Sport(b)) | (Self::Dport(a), Self::Dport(b)) => {
@@ -138,7 +138,7 @@ impl Term {
         }
     }
 
-    /// Whether only connections of this host's own have it: a socket, or the device that is found before the packet is
+    /// True if only connections of this host's own have it: a socket, or the device that is found before the packet is
     /// marked.
     pub fn is_of_sockets(&self) -> bool {
         match self {
@@ -148,12 +148,12 @@ impl Term {
         }
     }
 
-    /// Whether it takes what not every kernel or iptables has.
+    /// True if it takes what not every kernel or iptables has.
     pub fn is_special(&self) -> bool {
         self.shows() != Shows::Ends && !matches!(self, Self::Interface(_))
     }
 
-    /// Whether the kernel is told it as it is written: it is no end of a connection, and nothing has to be looked up, or
+    /// True if the kernel is told it as it is written: it is no end of a connection, and nothing has to be looked up, or
     /// changes.
     pub fn is_as_written(&self) -> bool {
         let by_ends = matches!(self.shows(), Shows::Ends | Shows::Clock);
@@ -280,7 +280,7 @@ impl Selection {
         ends.is_none_or(|(source, destination)| any(source, destination, same))
     }
 
-    /// Whether both select the same.
+    /// True if both select the same.
     pub fn is_same(&self, other: &Self) -> bool {
         let [one, other] = [self, other].map(|selection| {
             let terms = selection.0.iter().cloned();
@@ -290,7 +290,7 @@ impl Selection {
         one == other
     }
 
-    /// Whether there may be connections that both select.
+    /// True if there may be connections that both select.
     pub fn may_meet(&self, other: &Self) -> bool {
         let mut terms = self.0.iter();
         terms.all(|term| other.0.iter().all(|other| term.meets(other)))
@@ -339,7 +339,7 @@ pub struct DaySpan {
 }
 
 impl DaySpan {
-    /// Whether a minute after midnight lies within.
+    /// True if a minute after midnight lies within.
     pub fn contains(self, minute: u16) -> bool {
         if self.start < self.end {
             (self.start..self.end).contains(&minute)

@@ -107,7 +107,7 @@ fn desired() -> Desired {
         addresses: ["192.0.2.1", "2001:db8::1"]
             .map(|address| address.parse().expect(parse))
             .to_vec(),
-        peers: ["192.0.2.2", "2001:db8::2"]
+        peers: ["192.0.2.2/32", "2001:db8::2/128"]
             .map(|peer| peer.parse().expect(parse))
             .to_vec(),
     };

@@ -345,7 +345,7 @@ fn a_new_rule_tells_what_is_in_its_way() {
 }
 
 #[test]
-fn rules_are_made_and_deleted() {
+fn rules_are_made() {
     let selector = Selector::Match(Match {
         dport: Some(80),
         ..Match::default()
@@ -430,7 +430,10 @@ fn rules_are_made_and_deleted() {
         panic!("{asked:?}")
     };
     assert_eq!(asked.selector, Selector::All);
+}
 
+#[test]
+fn rules_are_deleted() {
     let (id, mut force) = (3, false);
     let kept = Vec::new();
     let mut gone = dibs_control::RuleGone { id, kept };

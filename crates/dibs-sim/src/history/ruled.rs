@@ -12,21 +12,17 @@ const MOST: u64 = 3;
 
 /// Puts changes of rules into a history of connections that may be on these bumps.
 pub(super) fn add(rng: &mut Rng, history: &mut History, bumps: &[BumpId]) {
-    // Marks that others set are taken for theirs, which rules do not move; and what comes by a bump is followed.
+    // Marks that others set are taken for theirs, which rules do not move; what comes by a bump is followed; and what two
+    // rules require of one connection in different ways never gets through, and is not to.
     history.ops.retain(|(_, op)| !matches!(op, Op::Switch(..)));
+    let mut conns = 0;
     for (_, op) in &mut history.ops {
         if let Op::Open(plan) = op {
-            plan.bump = [None; 2];
+            (plan.bump, plan.require) = ([None; 2], [None; 2]);
+            conns += 1;
         }
     }
     history.setup.follow = true;
-    let opens = |(_, op): &(Time, Op)| match op {
-        Op::Open(plan) => Some(plan.require),
-        _ => None,
-    };
-    let plans: Vec<_> = history.ops.iter().filter_map(opens).collect();
-    // What two rules require of one connection in different ways never gets through, and is not to.
-    let may_require = plans.iter().all(|require| *require == [None; 2]);
     let span = history.quiet.since(Time::ZERO);
     let mut times: Vec<Time> = (0..rng.range(1, 8))
         .map(|_| Time::ZERO + span.mul_f64(rng.unit()))
@@ -36,9 +32,9 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, bumps: &[BumpId]) {
     let mut both = false;
     for at in times {
         let rules: Vec<Rule> = (0..rng.below(MOST + 1))
-            .map(|_| rule(rng, plans.len(), bumps))
+            .map(|_| rule(rng, conns, bumps))
             .collect();
-        if may_require && rng.chance(0.2) {
+        if rng.chance(0.2) {
             let require = |rule: &Rule| Rule {
                 level: Level::Require,
                 ..rule.clone()

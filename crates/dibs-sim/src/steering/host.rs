@@ -294,6 +294,9 @@ impl Host {
             let rule = Rule::requiring(pair, required);
             self.each_rules(|rules| rules.push(rule.clone()));
         }
+        if let Some(daemon) = &mut *self.daemon.borrow_mut() {
+            daemon.look_at = Some(self.now.get() + LOOK_EVERY);
+        }
     }
 
     pub(super) fn forget(&self, pair: &FlowKey) {
@@ -585,13 +588,18 @@ impl Host {
 
     /// Whether the peer is to be asked by now about what is not locked.
     pub(super) fn begin_asking(&self, now: Time) -> bool {
-        let daemon = &mut *self.daemon();
-        let begins = daemon.look_at.is_some_and(|look| look <= now) && !daemon.asking;
+        let begins = {
+            let daemon = self.daemon();
+            daemon.look_at.is_some_and(|look| look <= now) && !daemon.asking
+        };
         if begins {
+            self.set_locks(now);
+            let daemon = &mut *self.daemon();
             daemon.asking = true;
             // Also of those that have not begun here.
             let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
-            daemon.look_at = any_left.then_some(now + LOOK_EVERY);
+            let any_silent = self.found.borrow().values().any(|(_, speaks)| !speaks);
+            daemon.look_at = (any_left || any_silent).then_some(now + LOOK_EVERY);
             let chains = &mut *self.chains.borrow_mut();
             let left = daemon.conns.iter().filter(|(_, conn)| conn.may_follow(now));
             for pair in left.map(|(pair, _)| *pair).collect::<Vec<_>>() {

@@ -233,7 +233,8 @@ impl Machine for Host {
                 let ruled = ruling(daemon, &live).deciding().is_some();
                 let is_known = ruled || conn.choice.get().is_some();
                 let bump = tracked.bump(&pair);
-                if is_known && bump.is_some() && conn.lock.locked() != bump {
+                let is_locked = conn.lock.locked() == bump && chains.mark(&pair).locked;
+                if is_known && bump.is_some() && !is_locked {
                     // Also of one that may come about yet.
                     daemon.look_at = Some(self.now.get() + LOOK_EVERY);
                 }

@@ -12,7 +12,7 @@ use super::{Goal, Live as _, Machine, News, Task, or_warn, stands_on, switches};
 use crate::asking::{Conclusion, Negotiation};
 use crate::messages::{Answer, Unanswered};
 
-/// What came of a choice for one connection.
+/// Outcome of a choice for one connection.
 #[derive(Clone, Debug)]
 pub enum Outcome<W, F> {
     /// It is in force.

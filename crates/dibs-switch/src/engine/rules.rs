@@ -73,6 +73,9 @@ pub async fn replace<M: Machine>(
         wants::send_all(m).await;
         return Err(fault);
     }
+    // Connections may have begun while peers made ready.
+    let known = m.lives().await;
+    let lives = known.as_deref().unwrap_or(lives);
     let followed = follow_changed(m, gone, lives).await;
     if wants::wanted(m) != wanted {
         wants::send_all(m).await;
