@@ -228,7 +228,7 @@ pub trait Machine {
     fn peer_of(&self, pair: &FlowKey) -> Option<usize>;
     /// This host and a peer, as versions name them.
     fn hosts(&self, peer: usize) -> Hosts;
-    /// True if a bump ends at this host's data path not, but in plain or at a device of another program.
+    /// True if this host's data path does not carry a bump: it is plain, or a device of another program.
     fn is_outside(&self, bump: Option<BumpId>) -> bool;
     /// True if this host carries a bump.
     fn carries(&self, bump: BumpId) -> bool;
@@ -247,7 +247,7 @@ pub trait Machine {
     fn replace_rules(&self, rules: Self::Book) -> Self::Book;
     /// Bumps that the rules in force need at a peer, bit n for number n.
     fn rules_want(&self, peer: usize) -> u16;
-    /// The same of these rules, once they are in force.
+    /// Bumps that these rules would need, were they in force.
     fn book_wants(&self, rules: &Self::Book, peer: usize) -> u16;
     /// Access to what a peer's rules need here.
     fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R;
@@ -261,7 +261,7 @@ pub trait Machine {
     /// # Errors
     /// It cannot be written; the machine tries again by itself.
     fn save(&self) -> Result<(), Self::Fault>;
-    /// Has all bumps that are in use installed.
+    /// Installs all bumps that are in use.
     ///
     /// # Errors
     /// The kernel does not take them.
@@ -291,7 +291,7 @@ pub trait Machine {
     async fn look_up(&self, pairs: &[FlowKey]) -> Result<(Found<Self>, Tracked), Self::Fault>
     where
         Self: Sized;
-    /// What `pick` takes of all connections that are on a bump by their marks.
+    /// Pickings of `pick` among all connections that are on a bump by their marks.
     ///
     /// # Errors
     /// As of [`lives`](Self::lives).
@@ -302,8 +302,8 @@ pub trait Machine {
     /// Those of these connections whose kernels here send by a bump now.
     async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
 
-    /// Why connections cannot go where a user wants them, as far as this host knows, or finds out before it asks the peer
-    /// for its part; plain has to be seen to carry what goes there.
+    /// Reasons why connections cannot go where a user wants them, as far as this host knows, or finds out before it asks
+    /// the peer for its part. Plain has to be seen to carry what goes there.
     ///
     /// # Errors
     /// The system does not say.
@@ -316,7 +316,7 @@ pub trait Machine {
     async fn steerable(&self, lives: &[Self::Live], bump: Option<BumpId>) -> Vec<Self::Live>;
     /// Those of these connections that plain does not carry, as far as anybody can say.
     async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<FlowKey, knock::Refusal>;
-    /// Why none of these connections can follow a SWITCH to a bump.
+    /// Reason why none of these connections can follow a SWITCH to a bump.
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal>;
 
     /// Sets marks, once it is the caller's turn: what they are is decided then. One that another program has set
