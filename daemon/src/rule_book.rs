@@ -29,7 +29,7 @@ impl Rules {
         self.rules.iter().filter(listed)
     }
 
-    /// Those in force, whatever the time of day.
+    /// Rules in force, whatever the time of day.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
         self.listed().filter(|rule| !rule.waits())
     }
@@ -103,7 +103,7 @@ impl RuleBook {
         self.now.listed()
     }
 
-    /// Those in force, whatever the time of day.
+    /// Rules in force, whatever the time of day.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
         self.now.in_force()
     }
@@ -113,7 +113,7 @@ impl RuleBook {
         self.now.rules.iter_mut().for_each(Rule::block);
     }
 
-    /// Those that hold now.
+    /// Rules that hold now.
     pub(crate) fn active(&self) -> Active<'_> {
         Active {
             rules: self.now.rules.iter(),

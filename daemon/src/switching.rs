@@ -27,7 +27,7 @@ const IDLE_AFTER: Duration = Duration::from_millis(150);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What came of a choice for one connection: moved, or why not.
+/// Outcome of a choice for one connection: moved, or why not.
 pub(crate) type Moved = (Live, Result<(), String>);
 
 /// The same, before it is said in words.
@@ -125,7 +125,7 @@ fn is_moving(daemon: &Daemon, live: &Live) -> bool {
     choice.is_some_and(|choice| choice.pending)
 }
 
-/// What came of a choice, for the user.
+/// Outcome of a choice, for the user.
 fn in_words(
     daemon: &Daemon,
     live: &Live,

@@ -1,4 +1,4 @@
-//! Whether two rules contradict each other.
+//! Contradictions between two rules.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use dibs_settings::{Level, Scheduler, Selection};
 /// A rule, as far as others can stand against it.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
-    /// Whose connections.
+    /// Owners of the connections.
     pub selection: &'a Selection,
-    /// What they take.
+    /// Ports and addresses that they take.
     pub bump: &'a str,
     /// How firmly.
     pub level: Level,
@@ -39,7 +39,7 @@ impl fmt::Display for Conflict {
 }
 
 impl Claim<'_> {
-    /// Whether this and another rule contradict each other.
+    /// True if this and another rule contradict each other.
     pub fn conflict(self, other: Claim<'_>) -> Option<Conflict> {
         let bumps_differ = self.bump != other.bump;
         let required = self.level == Level::Require && other.level == Level::Require;

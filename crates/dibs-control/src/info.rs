@@ -347,7 +347,7 @@ pub struct BumpInfo {
 pub struct RuleInfo {
     /// For `rule del`.
     pub id: RuleId,
-    /// What they take.
+    /// Ports and addresses that they take.
     pub bump: String,
     /// Whether they may go by nothing else.
     pub require: bool,

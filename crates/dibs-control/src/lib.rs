@@ -108,7 +108,7 @@ pub struct NewRule {
     /// What else they have in common.
     #[serde(default, skip_serializing_if = "Terms::is_empty")]
     pub terms: Terms,
-    /// What they take.
+    /// Ports and addresses that they take.
     pub bump: String,
     /// Whether they may go by nothing else. Not together with `prefer`.
     #[serde(default)]

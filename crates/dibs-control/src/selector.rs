@@ -74,7 +74,7 @@ impl Terms {
         self.0.is_empty()
     }
 
-    /// Whether a term of this key is named.
+    /// True if a term of this key is named.
     pub fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(named, _)| *named == key)
     }

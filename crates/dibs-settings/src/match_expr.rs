@@ -58,7 +58,7 @@ impl MatchExpr {
         &self.0
     }
 
-    /// Whether only connections of this host's own can fit: it asks for their socket.
+    /// True if only connections of this host's own can fit: it asks for their socket.
     pub(crate) fn is_of_sockets(&self) -> bool {
         let modules = self.0.windows(2).filter(|words| words[0] == "-m");
         modules
@@ -69,7 +69,7 @@ impl MatchExpr {
     /// Reads the text of the file.
     ///
     /// # Errors
-    /// It is not of that form.
+    /// The text is not of that form.
     pub fn parse(text: &str) -> Result<Self, Wrong> {
         if let Some(control) = text.chars().find(|c| c.is_control()) {
             return Err(Wrong::bare(format!(

@@ -1,4 +1,4 @@
-//! What is wrong with a text that users write, and what they probably meant.
+//! Faults of texts that users write, and what they probably meant.
 
 use std::fmt;
 

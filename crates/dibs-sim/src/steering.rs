@@ -42,7 +42,7 @@ const SESSION_EVERY: Duration = Duration::from_millis(500);
 /// Rounds of tasks at one time: more are a loop without end.
 const MOST_ROUNDS: usize = 10_000;
 
-/// What the kernel knows of a connection (docs/switching.md).
+/// Mark that the kernel has of a connection (docs/switching.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     /// The bump that it is on, if it is on one.
@@ -66,7 +66,7 @@ impl Mark {
     }
 }
 
-/// What the steering needs beside itself.
+/// Surroundings of the steering.
 pub struct At<'a> {
     /// Now.
     pub now: Time,
@@ -78,7 +78,7 @@ pub struct At<'a> {
     pub sockets: Sockets<'a>,
 }
 
-/// Which sockets a host's connections have: all connections, the numbers of those of the host as it sends, and the
+/// Sockets of a host's connections: all connections, the numbers of those of the host as it sends, and the
 /// host.
 pub struct Sockets<'a>(pub &'a [Conn], pub &'a BTreeMap<FlowKey, usize>, pub usize);
 
@@ -120,12 +120,12 @@ pub struct Steering {
     host: Rc<Host>,
     /// Tasks of the daemon that are not over, in the order in which they began.
     tasks: Vec<Task>,
-    /// What users want the rules to be, whom no daemon has heard yet.
+    /// Rules that users want, whom no daemon has heard yet.
     pub wanted_rules: Option<Vec<Rule>>,
 }
 
 impl Steering {
-    /// Of a host where nothing was chosen. `forces`: users want connections in plain whether that carries them or not.
+    /// Steering of a host where nothing was chosen. `forces`: users want connections in plain whether that carries them or not.
     pub fn new(host: u64, peer: u64, forces: bool) -> Self {
         Self {
             host: Rc::new(Host::new(host, peer, forces)),
@@ -164,12 +164,12 @@ impl Steering {
         self.host.choice(pair)
     }
 
-    /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
+    /// True if a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
     pub fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         self.host.kernel_mut().admits(pair, way, follow)
     }
 
-    /// Which way a packet of the local kernel takes: OUTPUT's order.
+    /// Way that a packet of the local kernel takes: OUTPUT's order.
     pub fn way(&mut self, pair: &FlowKey) -> Way {
         self.host.kernel_mut().way(pair)
     }
@@ -205,7 +205,7 @@ impl Steering {
         self.host.take_knocks()
     }
 
-    /// What happened.
+    /// Events so far.
     pub fn seen(&self) -> Coverage {
         self.host.kernel().seen
     }
@@ -242,7 +242,7 @@ impl Steering {
         true
     }
 
-    /// What a connection sent by a bump has arrived.
+    /// Everything that a connection sent by a bump has arrived.
     pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, pair: FlowKey) {
         self.host.note_drained(&pair, bump);
         self.run(at);

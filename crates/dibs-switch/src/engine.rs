@@ -259,7 +259,7 @@ pub trait Machine {
     /// Writes what is to outlive the daemon.
     ///
     /// # Errors
-    /// It cannot be written; the machine tries again by itself.
+    /// The file cannot be written; the machine tries again by itself.
     fn save(&self) -> Result<(), Self::Fault>;
     /// Installs all bumps that are in use.
     ///
@@ -269,7 +269,7 @@ pub trait Machine {
     /// Brings the kernel to what rules want.
     ///
     /// # Errors
-    /// It does not take it.
+    /// The kernel does not take it.
     async fn steer(&self) -> Result<(), Self::Fault>;
 
     /// All live connections.
@@ -277,7 +277,7 @@ pub trait Machine {
     /// # Errors
     /// The kernel does not say.
     async fn lives(&self) -> Result<Vec<Self::Live>, Self::Fault>;
-    /// Those of these connections that there are, without their marks.
+    /// Connections of these that there are, without their marks.
     ///
     /// # Errors
     /// As of [`lives`](Self::lives).
@@ -299,7 +299,7 @@ pub trait Machine {
         &self,
         pick: impl Fn(&Self::Live, &Tracked) -> Option<T>,
     ) -> Result<Vec<T>, Self::Fault>;
-    /// Those of these connections whose kernels here send by a bump now.
+    /// Connections of these whose kernels here send by a bump now.
     async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
 
     /// Reasons why connections cannot go where a user wants them, as far as this host knows, or finds out before it asks
@@ -312,9 +312,9 @@ pub trait Machine {
         lives: &[Self::Live],
         goal: Goal,
     ) -> Result<BTreeMap<FlowKey, Self::Why>, Self::Fault>;
-    /// Those of these connections that rules can move to a bump.
+    /// Connections of these that rules can move to a bump.
     async fn steerable(&self, lives: &[Self::Live], bump: Option<BumpId>) -> Vec<Self::Live>;
-    /// Those of these connections that plain does not carry, as far as anybody can say.
+    /// Connections of these that plain does not carry, as far as anybody can say.
     async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<FlowKey, knock::Refusal>;
     /// Reason why none of these connections can follow a SWITCH to a bump.
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal>;

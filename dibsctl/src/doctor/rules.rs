@@ -1,6 +1,6 @@
 //! Filter rules as far as a doctor understands them, and the one that drops a packet for certain.
 //!
-//! What a rule asks beyond that may hold or not: such a rule is never named.
+//! Other conditions of a rule may hold or not: a rule with such a condition is never named.
 
 use std::net::IpAddr;
 

@@ -77,7 +77,7 @@ pub enum AddPeerError {
 pub enum Hurry {
     /// A local connection has data for it.
     Wanted,
-    /// It may be within reach again: a path, an address or an endpoint changed, or something of its came.
+    /// The peer may be within reach again: a path, an address or an endpoint changed, or something of its came.
     Reachable,
 }
 

@@ -10,7 +10,7 @@ use super::ruling::Rule;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::Way;
 
-/// What a host's kernel was told.
+/// Marks and rules of a host's kernel.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     pub(super) marks: BTreeMap<FlowKey, Mark>,
@@ -18,7 +18,7 @@ pub(super) struct Chains {
     pub(super) rules: Vec<Rule>,
     /// The peer has a session, for rules that prefer their bump.
     pub(super) answers: bool,
-    /// What happened.
+    /// Events so far.
     pub(super) seen: Coverage,
 }
 
@@ -39,7 +39,7 @@ impl Chains {
         self.requires(pair).or(first.map(|rule| rule.bump))
     }
 
-    /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
+    /// True if a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
     pub(super) fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();
@@ -68,7 +68,7 @@ impl Chains {
         true
     }
 
-    /// Which way a packet of the local kernel takes: OUTPUT's order.
+    /// Way that a packet of the local kernel takes: OUTPUT's order.
     pub(super) fn way(&mut self, pair: &FlowKey) -> Way {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();

@@ -24,7 +24,7 @@ use super::ruling::Rule;
 use super::{At, LOOK_EVERY, Mark, SESSION_EVERY};
 use crate::coverage::Seen;
 
-/// What a task wants of the data path.
+/// Wish of a task to the data path.
 #[derive(Debug)]
 pub(super) enum Command {
     /// A message is to be sent, for this request if somebody waits for that.
@@ -33,26 +33,26 @@ pub(super) enum Command {
     Conns,
     /// A connection is to fall silent.
     Drain(FlowKey),
-    /// It is to go on.
+    /// A connection is to go on.
     EndDrain(FlowKey),
     /// The kernel is to say where a connection stands that is on this bump.
     Solicit(FlowKey, BumpId),
 }
 
-/// What outlives the daemon.
+/// State file: it outlives the daemon.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) choices: Vec<(FlowKey, Choice)>,
     pub(super) rules: Vec<Rule>,
-    /// What the peer's rules need.
+    /// Bumps that the peer's rules need.
     pub(super) wants: u16,
-    /// It takes nothing until then.
+    /// Time until which it takes nothing.
     pub(super) unable_until: Option<Time>,
     /// There is more to be saved than it has.
     pub(super) unsaved: bool,
 }
 
-/// What dies with the daemon.
+/// Knowledge that dies with the daemon.
 #[derive(Debug, Default)]
 pub(super) struct Daemon {
     pub(super) conns: ConnTable,
@@ -60,30 +60,30 @@ pub(super) struct Daemon {
     pub(super) wants: Wants,
     /// The peer has a session, and answers.
     pub(super) answers: bool,
-    /// Of the last WANT.
+    /// Number of the last WANT.
     pub(super) sequence: u64,
     pub(super) next_request: u32,
-    /// Whether the messages of requests were sent.
+    /// Requests, and whether their messages were sent.
     pub(super) posted: BTreeMap<u32, bool>,
     /// Requests that wait for their answers, and these.
     pub(super) asked: BTreeMap<u32, Option<Vec<(Outcome, u64)>>>,
     /// Questions of the peer that wait for their turn.
     pub(super) questions: VecDeque<Message>,
-    /// One is being dealt with.
+    /// A question is being dealt with.
     pub(super) serving: bool,
     /// The bumps by which something of a connection may still be under way that falls silent.
     pub(super) leaving: BTreeMap<FlowKey, BTreeSet<BumpId>>,
     pub(super) knocks: Knocks,
-    /// Who waits for a turn to change things: the first has it.
+    /// Tasks that wait for a turn to change things: the first has it.
     pub(super) turns: VecDeque<u32>,
     pub(super) next_turn: u32,
     /// When peers are asked about what is not locked yet.
     pub(super) look_at: Option<Time>,
-    /// They are being asked.
+    /// The peer is being asked.
     pub(super) asking: bool,
     /// The session is new, and nobody has told the peer yet.
     pub(super) is_new: bool,
-    /// Somebody does.
+    /// A task tells it.
     pub(super) resyncing: bool,
     /// When the session is looked at again.
     pub(super) session_at: Time,
@@ -92,7 +92,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Whether a rule asks for the session.
+    /// True if a rule asks for the session.
     pub(super) fn prefers(&self) -> bool {
         self.rules.iter().any(|rule| rule.level == Level::Prefer)
     }
@@ -557,7 +557,7 @@ impl Host {
         }
     }
 
-    /// What rules moved of which the peer is to be asked again by now, unless something moves.
+    /// Connections that rules moved, of which the peer is to be asked again by now, unless something moves.
     pub(super) fn take_moved(&self, now: Time) -> Vec<(FlowKey, Option<BumpId>)> {
         self.daemon().conns.take_moved(now)
     }
@@ -586,7 +586,7 @@ impl Host {
         self.daemon().turned.take()
     }
 
-    /// Whether the peer is to be asked by now about what is not locked.
+    /// True if the peer is to be asked by now about what is not locked.
     pub(super) fn begin_asking(&self, now: Time) -> bool {
         let begins = {
             let daemon = self.daemon();

@@ -66,7 +66,7 @@ pub(super) fn ruling<'a>(
     }
 }
 
-/// What the kernel has of these connections.
+/// Entries that the kernel has of these connections.
 pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowKey>) -> Tracked {
     let entry = |pair: &FlowKey| {
         let mark = chains.marks.get(pair)?.seen();

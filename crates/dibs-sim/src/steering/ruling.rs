@@ -29,7 +29,7 @@ pub enum Selected {
 }
 
 impl Rule {
-    /// Whether it means a connection.
+    /// True if it means a connection.
     pub fn means(&self, pair: &FlowKey) -> bool {
         match &self.meant {
             // Clients have ports from 20,000 on, servers from 30,000 on, by number of the connection.
@@ -38,7 +38,7 @@ impl Rule {
         }
     }
 
-    /// What requires a bump of one connection.
+    /// Rule that requires a bump of one connection.
     pub(super) fn requiring(pair: FlowKey, bump: BumpId) -> Self {
         Self {
             bump,
@@ -47,7 +47,7 @@ impl Rule {
         }
     }
 
-    /// Whether it is for this connection alone.
+    /// True if it is for this connection alone.
     pub(super) fn is_only_of(&self, pair: &FlowKey) -> bool {
         matches!(&self.meant, Selected::One(one) if one == pair)
     }

@@ -151,7 +151,7 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
     warn_of(m, &m.mark(leaving).await);
 }
 
-/// Those of these connections that are not over.
+/// Connections of these that are not over.
 async fn still_there<M: Machine>(m: &M, conns: &[Meant]) -> BTreeSet<FlowKey> {
     let pairs: Vec<FlowKey> = conns.iter().map(|conn| conn.pair).collect();
     let Some(lives) = or_warn(m, m.find(&pairs).await) else {

@@ -15,17 +15,17 @@ use crate::messages::{Answer, Unanswered};
 /// Outcome of a choice for one connection.
 #[derive(Clone, Debug)]
 pub enum Outcome<W, F> {
-    /// It is in force.
+    /// Choice in force.
     Moved,
-    /// It is in force, but the kernel did not take it.
+    /// Choice in force that the kernel did not take.
     NotMarked(F),
-    /// It cannot move.
+    /// Reason why the connection cannot move.
     Refused(W),
-    /// Another choice was made for it meanwhile.
+    /// Another choice that was made meanwhile.
     Superseded,
-    /// The peer answered so.
+    /// Answer of the peer.
     Answered(Answer),
-    /// It has ended.
+    /// End of the connection.
     Ended,
 }
 
@@ -36,7 +36,7 @@ pub type Outcomes<M> = Vec<(
 )>;
 
 impl<W: fmt::Display, F: fmt::Display> Outcome<W, F> {
-    /// The reason why it is not in force, in words for a log.
+    /// Reason why it is not in force, in words for a log.
     pub fn fault(&self) -> Option<String> {
         match self {
             Self::Moved => None,
@@ -139,7 +139,7 @@ async fn move_all<M: Machine>(
     outcomes
 }
 
-/// What came of a choice. `fault`: what the kernel did not take of what stands.
+/// Outcome of a choice, of which the kernel did not take the mark for this `fault`.
 fn outcome<M: Machine>(
     m: &M,
     asked: &Negotiation,

@@ -148,7 +148,7 @@ pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fau
     Ok(())
 }
 
-/// Those of these connections that go on, by the bump that each is meant to be on, if any.
+/// Connections of these that go on, by the bump that each is meant to be on, if any.
 fn by_bump<M: Machine>(
     lives: &[M::Live],
     bump: impl Fn(&M::Live) -> Option<BumpId>,

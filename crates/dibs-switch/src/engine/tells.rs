@@ -28,7 +28,7 @@ pub fn take_due<M: Machine>(m: &M, only: Option<usize>) -> BTreeMap<usize, Due> 
 /// Tells a peer of choices.
 ///
 /// # Errors
-/// It does not answer: it is told again.
+/// The peer does not answer: it is told again.
 pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<(), Unanswered> {
     let mut chosen = BTreeMap::<_, Vec<_>>::new();
     for (pair, choice) in due {
@@ -69,7 +69,7 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
 /// Tells a peer, whose session is new, which bumps rules here use, and what was chosen for connections with it.
 ///
 /// # Errors
-/// It does not answer.
+/// The peer does not answer.
 async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
     super::wants::send(m, peer, 0).await?;
     let of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);

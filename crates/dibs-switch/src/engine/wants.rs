@@ -25,7 +25,7 @@ pub fn wanted<M: Machine>(m: &M) -> Vec<u16> {
 /// Has a peer's daemon make ready what rules here need there, and `more`; waits until it has.
 ///
 /// # Errors
-/// It does not answer.
+/// The peer does not answer.
 pub async fn send<M: Machine>(m: &M, peer: usize, more: u16) -> Result<(), Unanswered> {
     let want = m.want(wanted_of(m, peer) | more);
     m.ask(peer, want).await.map(drop)

@@ -252,7 +252,7 @@ fn of_silent(filter: &Filter, config: &Config, silent: &[SilentPortInfo]) -> Vec
     judged.collect()
 }
 
-/// What it means that a packet is dropped.
+/// Meaning of a packet that is dropped.
 fn told(subject: &str, what: &str, packet: &Packet, by: String, advice: String) -> Finding {
     let found = format!("{what}: dropped by {by}");
     let finding = match packet.state {

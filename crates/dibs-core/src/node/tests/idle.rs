@@ -281,7 +281,7 @@ fn a_peer_that_is_back_is_found_within_a_small_part_of_its_absence() {
     }
 }
 
-/// What tells that a peer may be within reach has it called at once.
+/// A sign that a peer may be within reach has it called at once.
 #[test]
 fn a_peer_is_called_at_once_where_there_is_cause() {
     type Cause = fn(&mut Pair);
