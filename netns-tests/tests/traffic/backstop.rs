@@ -350,7 +350,7 @@ fn what_one_ip_version_does_not_take_is_required_of_all_until_it_does() {
                 let saved = net.a.host.run("ip6tables-save -t mangle");
                 saved.is_ok_and(|saved| saved.contains("--uid-owner 0"))
             })?;
-            ensure!(warned(net).is_empty(), "{:?}", warned(net));
+            wait("the warning to go", || warned(net).is_empty())?;
             ensure!(net.a.bumps(7001)? == ["seal"]);
             Ok(())
         })
