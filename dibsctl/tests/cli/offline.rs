@@ -237,7 +237,12 @@ fn completions_know_the_commands() {
 fn commands_of_their_own_are_programs_beside_it() {
     let directory = tempfile::tempdir().unwrap();
     let alone = directory.path().join("dibsctl");
-    std::fs::copy(env!("CARGO_BIN_EXE_dibsctl"), &alone).unwrap();
+    // `cp` copies, not this process: another test's thread that forks meanwhile would inherit the open copy, and a
+    // program that somebody has open for writing cannot be run.
+    let copied = Command::new("cp")
+        .args([Path::new(env!("CARGO_BIN_EXE_dibsctl")), &alone])
+        .status();
+    assert!(copied.unwrap().success());
     let run = |words: &[&str]| Run::of(Command::new(&alone).args(words).output().unwrap());
     for (words, program) in [
         (&["demo"][..], "dibs-demo"),
