@@ -27,11 +27,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    dibsd::log::start();
+    dibsd::host::log::start();
     let done = match &args.man {
         Some(directory) => man(directory),
-        None if args.guard => dibsd::guard::run(&args.config),
-        None => dibsd::run::run(&args.config),
+        None if args.guard => dibsd::switch::guard::run(&args.config),
+        None => dibsd::switch::run::run(&args.config),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,9 +11,11 @@ use dibs_io::LocalTime;
 use dibs_policy::{ClassRule, Desired, Fail, Hours, Plan};
 use dibs_settings::{BumpId, Term};
 use dibs_switch::rules::Fit;
-use dibsd::interfaces::{Interface, Inventory};
-use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
-use dibsd::{bumps, startup, steering};
+use dibsd::data::bumps;
+use dibsd::host::interfaces::{Interface, Inventory};
+use dibsd::kernel::steering;
+use dibsd::rulebook::rules::{FIRST_USER_RULE, of_file, of_user};
+use dibsd::switch::startup;
 
 const PEER: &str = "Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=";
 
@@ -253,11 +255,11 @@ fn users_name_in_words_what_the_file_does() {
     assert!(both.starts_with("a rule with gid cannot require"), "{both}");
     // A rule of the user stands against one of the file as two of the file do.
     let usual = make(|rule| rule.priority = 3).unwrap();
-    let other = dibsd::rules::contradicted(&made, std::slice::from_ref(&usual));
+    let other = dibsd::rulebook::rules::contradicted(&made, std::slice::from_ref(&usual));
     assert_eq!(other, None);
     let mut same = usual.clone();
     same.bump = "seal".to_owned();
-    let why = dibsd::rules::contradicted(&same, &[usual]).unwrap();
+    let why = dibsd::rulebook::rules::contradicted(&same, &[usual]).unwrap();
     assert_eq!(
         why,
         "it selects the same connections as rule 1000, which puts them on \"scramble\""
@@ -370,7 +372,12 @@ fn settings_reach_the_kernel() {
 }
 
 /// A rule that a user made, for connections to this port.
-fn made_by(by: u32, id: u64, bump: &str, change: impl FnOnce(&mut NewRule)) -> dibsd::rules::Rule {
+fn made_by(
+    by: u32,
+    id: u64,
+    bump: &str,
+    change: impl FnOnce(&mut NewRule),
+) -> dibsd::rulebook::rules::Rule {
     let mut wanted = NewRule::new(
         Selector::Match(Match {
             dport: Some(80),
@@ -391,14 +398,14 @@ fn root_comes_before_members_of_the_group_whatever_their_priority() {
         made_by(0, 1002, "scramble", |_| {}),
         made_by(1000, 1003, "seal", |_| {}),
     ];
-    rules.sort_by_key(dibsd::rules::Rule::order);
+    rules.sort_by_key(dibsd::rulebook::rules::Rule::order);
     assert_eq!(rules.map(|rule| rule.id), [1002, 1001, 1000, 1003]);
 }
 
 #[test]
 fn root_displaces_members_and_they_displace_nobody() {
-    let displaced = |rule, other: &dibsd::rules::Rule| {
-        dibsd::rules::displaced(rule, std::slice::from_ref(other)).map(|gone| {
+    let displaced = |rule, other: &dibsd::rulebook::rules::Rule| {
+        dibsd::rulebook::rules::displaced(rule, std::slice::from_ref(other)).map(|gone| {
             gone.into_iter()
                 .map(|(rule, _)| rule.id)
                 .collect::<Vec<_>>()

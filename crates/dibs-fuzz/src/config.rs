@@ -1,8 +1,8 @@
 //! The configuration file and the state file.
 
 use dibs_config::{Config, Error};
-use dibsd::rules;
-use dibsd::state_file::Saved;
+use dibsd::rulebook::rules;
+use dibsd::rulebook::state_file::Saved;
 
 use crate::input::Input;
 

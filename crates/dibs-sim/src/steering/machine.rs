@@ -216,7 +216,7 @@ impl Machine for Host {
     }
 
     /// Only of those that are chosen or ruled here: the daemon puts marks of others back as well when they are lost
-    /// (`daemon/src/tracking.rs`), which is not modelled, and locked they would wait for them.
+    /// (`daemon/src/switch/tracking.rs`), which is not modelled, and locked they would wait for them.
     async fn bumped<T>(
         &self,
         pick: impl Fn(&Live, &Tracked) -> Option<T>,

@@ -1,0 +1,254 @@
+//! Metrics for Prometheus: over HTTP, at the loopback address that the configuration names.
+//!
+//! A scrape is told what `dibsctl status` is, in the format OpenMetrics 1.0. Whoever is on this host may
+//! scrape, so nothing is told of single connections; labels are names out of the configuration and of counters,
+//! and so bounded in number. However many scrape, the daemon is asked once a second at most.
+
+mod server;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
+
+use dibs_control::{BackstopState, PathInfo, PathState, PeerState, Status};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Metric, Registry, Unit};
+use tokio::net::TcpListener;
+
+use self::server::{Answer, Collects, Limits, Server};
+use crate::control::caller::Caller;
+use crate::switch::Daemon;
+use crate::switch::listing;
+
+/// Listens there; where that cannot be, says so in the log: steering does not depend on it.
+pub(crate) async fn bind(address: SocketAddr) -> Option<TcpListener> {
+    match TcpListener::bind(address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::warn!(
+                "metrics: cannot listen at {address}: {error}; name another address as metrics in \
+                 [daemon], and start again"
+            );
+            None
+        }
+    }
+}
+
+/// Serves scrapes without end. Runs inside a [`tokio::task::LocalSet`].
+pub(crate) async fn serve(daemon: Rc<Daemon>, listener: TcpListener) {
+    Rc::new(Server::new(daemon, Limits::USUAL))
+        .serve(listener)
+        .await;
+}
+
+impl Collects for Rc<Daemon> {
+    async fn collect(&self) -> Answer {
+        match listing::status(self, Caller { uid: 0 }).await {
+            Ok(status) => match text(&status) {
+                Ok(text) => Answer::metrics(text),
+                Err(error) => Answer::plain("500 Internal Server Error", format!("{error}\n")),
+            },
+            Err(why) => Answer::plain("503 Service Unavailable", format!("{why:#}\n")),
+        }
+    }
+}
+
+type Labels = Vec<(&'static str, String)>;
+type Number = Gauge<f64, AtomicU64>;
+
+/// Metrics as they are registered: by name, help and unit.
+struct Metrics(Registry);
+
+impl Metrics {
+    fn count<N: Into<String>>(
+        &mut self,
+        name: N,
+        help: &str,
+        unit: Option<Unit>,
+        values: impl IntoIterator<Item = (Labels, u64)>,
+    ) {
+        let family = Family::<Labels, Counter>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.add(name, help, unit, family);
+    }
+
+    fn state<N: Into<String>>(
+        &mut self,
+        name: N,
+        help: &str,
+        unit: Option<Unit>,
+        values: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        let family = Family::<Labels, Number>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).set(value);
+        }
+        self.add(name, help, unit, family);
+    }
+
+    fn add(
+        &mut self,
+        name: impl Into<String>,
+        help: &str,
+        unit: Option<Unit>,
+        metric: impl Metric,
+    ) {
+        match unit {
+            Some(unit) => self.0.register_with_unit(name, help, unit, metric),
+            None => self.0.register(name, help, metric),
+        }
+    }
+}
+
+/// The metrics of a status, in the text format of OpenMetrics.
+fn text(status: &Status) -> Result<String, fmt::Error> {
+    let mut metrics = Metrics(Registry::with_prefix("dibs"));
+    // A gauge: many readers do not know the type `info`.
+    let version = vec![("version", status.version.clone())];
+    metrics.state("build_info", "Version of dibsd", None, [(version, 1.0)]);
+    of_daemon(&mut metrics, status);
+    of_peers(&mut metrics, status);
+    of_paths(&mut metrics, &status.paths);
+    let mut text = String::new();
+    encode(&mut text, &metrics.0)?;
+    Ok(text)
+}
+
+fn of_daemon(metrics: &mut Metrics, status: &Status) {
+    let one = |value: f64| [(Labels::new(), value)];
+    let help = "Time since dibsd started";
+    let uptime = one(status.uptime as f64);
+    metrics.state("uptime", help, Some(Unit::Seconds), uptime);
+    let help = "Live connections to peers, plain ones too";
+    metrics.state("connections", help, None, one(status.connections as f64));
+    let bumps = { status.bumps.iter() }
+        .map(|bump| (vec![("bump", bump.name.clone())], bump.connections as f64));
+    let help = "Live connections on a bump";
+    metrics.state("bump_connections", help, None, bumps);
+    let help = "Warnings that dibsctl status shows";
+    metrics.state("warnings", help, None, one(status.warnings.len() as f64));
+    let stands = !matches!(
+        status.backstop.state,
+        BackstopState::Missing | BackstopState::Failed
+    );
+    let help = "Whether the backstop stands, or is not needed";
+    metrics.state("backstop_up", help, None, one(f64::from(u8::from(stands))));
+    let counted =
+        { status.counters.iter() }.map(|(name, value)| (vec![("event", name.clone())], *value));
+    let help = "What was counted since the start, drops by reason among it";
+    metrics.count("events", help, None, counted);
+}
+
+fn of_peers(metrics: &mut Metrics, status: &Status) {
+    let peers = || status.peers.iter();
+    let label = |name: &String| vec![("peer", name.clone())];
+    let up = peers().map(|peer| {
+        let up = peer.state == PeerState::Established;
+        (label(&peer.name), f64::from(u8::from(up)))
+    });
+    metrics.state("peer_session_up", "Whether there is a session", None, up);
+    let on = peers().map(|peer| (label(&peer.name), peer.connections as f64));
+    let help = "Live connections to the peer that are on a bump";
+    metrics.state("peer_connections", help, None, on);
+}
+
+fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
+    type State = fn(&PathInfo) -> Option<f64>;
+    type Count = fn(&PathInfo) -> u64;
+    let label = |path: &PathInfo| vec![("path", path.name.clone()), ("peer", path.peer.clone())];
+    // While a path moves there are two of the name: the states are those of the one that carries data.
+    let mut carrying: BTreeMap<_, &PathInfo> = BTreeMap::new();
+    for path in all {
+        let place = carrying.entry((&path.name, &path.peer)).or_insert(path);
+        if place.state != PathState::Up {
+            *place = path;
+        }
+    }
+    let (seconds, bytes) = (|| Some(Unit::Seconds), || Some(Unit::Bytes));
+    let ratio = Some(Unit::Other("ratio".to_owned()));
+    let limit = "What the path may carry in this month, both ways, to all peers";
+    let used = "What the path has carried in this month of that";
+    let states: [(_, _, _, State); 11] = [
+        ("up", "Whether the path carries datagrams", None, |path| {
+            flag(path.state == PathState::Up)
+        }),
+        (
+            "usable",
+            "Whether the path may carry new data",
+            None,
+            |path| flag(path.unused.is_none()),
+        ),
+        ("rtt", "Smoothed round trip", seconds(), |path| {
+            micros(path.srtt_us)
+        }),
+        ("min_rtt", "Least round trip", seconds(), |path| {
+            micros(path.min_rtt_us)
+        }),
+        (
+            "rtt_variation",
+            "Variation of the round trip",
+            seconds(),
+            |path| micros(path.rttvar_us),
+        ),
+        (
+            "loss",
+            "Part of the datagrams that is lost lately",
+            ratio,
+            |path| Some(path.loss),
+        ),
+        ("congestion_window", "Congestion window", bytes(), |path| {
+            Some(path.cwnd as f64)
+        }),
+        (
+            "in_flight",
+            "What waits for acknowledgement",
+            bytes(),
+            |path| Some(path.in_flight as f64),
+        ),
+        ("mtu", "Largest UDP payload", bytes(), |path| {
+            Some(path.mtu.into())
+        }),
+        ("volume_limit", limit, bytes(), |path| {
+            Some(path.volume? as f64)
+        }),
+        ("volume_used", used, bytes(), |path| {
+            Some(path.volume_used? as f64)
+        }),
+    ];
+    for (name, help, unit, of) in states {
+        let values = carrying.values();
+        let values = values.filter_map(|path| Some((label(path), of(path)?)));
+        metrics.state(format!("path_{name}"), help, unit, values);
+    }
+    let marked = "Datagrams sent that a router has marked for congestion (ECN)";
+    let counts: [(_, _, _, Count); 4] = [
+        ("lost_datagrams", "Datagrams lost", None, |path| path.lost),
+        ("marked_datagrams", marked, None, |path| path.marked),
+        ("sent", "Datagrams sent", bytes(), |path| path.bytes_sent),
+        ("received", "Datagrams received", bytes(), |path| {
+            path.bytes_received
+        }),
+    ];
+    for (name, help, unit, of) in counts {
+        let values = all.iter().map(|path| (label(path), of(path)));
+        metrics.count(format!("path_{name}"), help, unit, values);
+    }
+}
+
+fn flag(is: bool) -> Option<f64> {
+    Some(f64::from(u8::from(is)))
+}
+
+fn micros(time: Option<u64>) -> Option<f64> {
+    Some(time? as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! The kernel's side of this host: what steers it, what nftables and conntrack are told, and how it stands.
+
+pub(crate) mod backstop;
+pub(crate) mod connections;
+pub(crate) mod conntracks;
+pub(crate) mod gateway;
+pub mod steering;
+pub(crate) mod subflows;
+pub(crate) mod translated;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use dibs_config::{Config, Fail};
+use dibs_policy::{Backstop, Desired, Error, Standing};
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::timeout;
+
+use crate::host::clock::wall;
+use crate::host::fresh::Fresh;
+use crate::kernel::conntracks::{Asking, Conntracks};
+use crate::kernel::steering::Steerer;
+
+/// What is counted by the kernel is asked for as often.
+const DROPPED_FOR: Duration = Duration::from_secs(1);
+/// Who asks for the status is told without what iptables does not say within this time.
+const COUNTED_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the kernel dropped for us.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dropped {
+    /// By reason.
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+    /// When that was counted, in seconds since 1970.
+    pub(crate) at: Option<f64>,
+    /// Why it is not known what iptables dropped lately.
+    pub(crate) unknown: Option<String>,
+}
+
+/// What tells the kernel what, one task at a time, and what is known of how that went. Whoever needs more than one of its
+/// locks takes them in the order of the fields.
+pub(crate) struct Kernel {
+    steerer: Mutex<Steerer>,
+    /// Held while all connections are looked through, of which there may be thousands: one list at a time.
+    looking: Mutex<()>,
+    /// Held while the kernel is told of a choice or a lock.
+    marking: Mutex<()>,
+    /// What stands when others flush the firewall. Held while a connection's mark and what the
+    /// backstop knows of it change together.
+    backstop: Mutex<Backstop>,
+    conntracks: Conntracks,
+    /// It is left alone from now on: nothing is steered any more.
+    let_go: Cell<bool>,
+    /// Why it could not be brought to what is wanted the last time.
+    amiss: RefCell<Option<String>>,
+    /// How often a program that steers did not come to its end.
+    timeouts: Cell<u64>,
+    /// Things that others removed and we put back.
+    restored: Cell<u64>,
+    dropped: Fresh<Dropped>,
+}
+
+impl Kernel {
+    /// Steers by these.
+    pub(crate) fn new(steerer: Steerer, backstop: Backstop) -> Self {
+        Self {
+            steerer: Mutex::new(steerer),
+            looking: Mutex::default(),
+            marking: Mutex::default(),
+            backstop: Mutex::new(backstop),
+            conntracks: Conntracks::default(),
+            let_go: Cell::default(),
+            amiss: RefCell::default(),
+            timeouts: Cell::default(),
+            restored: Cell::default(),
+            dropped: Fresh::new(DROPPED_FOR),
+        }
+    }
+
+    /// What steers, for one task at a time.
+    pub(crate) async fn steerer(&self) -> MutexGuard<'_, Steerer> {
+        self.steerer.lock().await
+    }
+
+    /// As [`steerer`](Self::steerer), for who is to bring the kernel to what is wanted; none if it is left alone.
+    ///
+    /// # Errors
+    /// What kept whoever was there before would keep the caller as long.
+    pub(crate) async fn begin(&self) -> anyhow::Result<Option<MutexGuard<'_, Steerer>>> {
+        let before = self.timeouts.get();
+        let steerer = self.steerer.lock().await;
+        if let Some(why) = self.amiss().filter(|_| self.timeouts.get() > before) {
+            anyhow::bail!(why);
+        }
+        Ok((!self.let_go.get()).then_some(steerer))
+    }
+
+    /// Notes what came of bringing the kernel to what is wanted.
+    pub(crate) fn note_steered<T>(&self, done: &anyhow::Result<T>) {
+        let error = done.as_ref().err();
+        let timed_out =
+            |error: &&anyhow::Error| matches!(error.downcast_ref(), Some(Error::TimedOut { .. }));
+        if error.is_some_and(|error| timed_out(&error)) {
+            self.timeouts.update(|count| count + 1);
+        }
+        self.amiss.replace(error.map(|error| format!("{error:#}")));
+    }
+
+    /// Why the kernel is not as it is wanted, if that is known.
+    pub(crate) fn amiss(&self) -> Option<String> {
+        self.amiss.borrow().clone()
+    }
+
+    /// Leaves the kernel as it is from now on, whatever becomes of it: TUNs that go with the daemon are not
+    /// to be missed.
+    pub(crate) fn let_go(&self) {
+        self.let_go.set(true);
+    }
+
+    /// Notes that so many things were put back.
+    pub(crate) fn note_restored(&self, things: u64) {
+        self.restored.update(|count| count + things);
+    }
+
+    /// How many things were put back.
+    pub(crate) fn restored(&self) -> u64 {
+        self.restored.get()
+    }
+
+    /// A turn to look through all connections.
+    pub(crate) async fn looking(&self) -> MutexGuard<'_, ()> {
+        self.looking.lock().await
+    }
+
+    /// A turn to tell the kernel of choices and locks.
+    pub(crate) async fn marking(&self) -> MutexGuard<'_, ()> {
+        self.marking.lock().await
+    }
+
+    /// What stands when others flush the firewall, for one task at a time.
+    pub(crate) async fn backstop(&self) -> MutexGuard<'_, Backstop> {
+        self.backstop.lock().await
+    }
+
+    /// How the backstop stands.
+    pub(crate) async fn standing(&self) -> Standing {
+        self.backstop.lock().await.standing().clone()
+    }
+
+    /// Why the backstop would not be taken of all that is wanted. Where steering fails open, nothing is backed; where
+    /// there is no nftables, nothing can be, which `status` says.
+    pub(crate) async fn unbacked(&self, config: &Config, wish: &Desired) -> Option<String> {
+        if config.daemon.fail == Fail::Open {
+            return None;
+        }
+        match self.backstop.lock().await.check(wish).await {
+            Ok(()) | Err(Error::NoNftables) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// Something to ask conntrack by.
+    pub(crate) fn conntrack(&self) -> Result<Asking<'_>, Error> {
+        self.conntracks.get()
+    }
+
+    /// What the kernel dropped for us, as it was counted lately.
+    pub(crate) async fn dropped(&self) -> Dropped {
+        let count = async |before| self.count_dropped(before).await;
+        self.dropped.get(Instant::now(), count).await
+    }
+
+    /// Has the kernel's counters read, while others may steer: what a chain counted that is written anew in that
+    /// moment is missing, so that no count is taken for less than it was `before`.
+    async fn count_dropped(&self, before: Option<Dropped>) -> Dropped {
+        let mut dropped = before.unwrap_or_default();
+        let at = wall();
+        let counted = timeout(COUNTED_WITHIN, async {
+            let counting = self.steerer.lock().await.counting();
+            counting.drops().await
+        });
+        let mut note = |name, count: u64| {
+            let known = dropped.counts.entry(name).or_default();
+            *known = count.max(*known);
+        };
+        let unknown = match counted.await {
+            Ok(Ok(drops)) => {
+                drops.iter().for_each(|(name, count)| note(name, count));
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("iptables is busy".to_owned()),
+        };
+        let plain = self.backstop.lock().await.dropped().await;
+        note(
+            "plain_dropped",
+            plain.unwrap_or_else(|error| {
+                tracing::debug!("{error}");
+                0
+            }),
+        );
+        if unknown.is_none() {
+            dropped.at = Some(at);
+        }
+        dropped.unknown = unknown;
+        dropped
+    }
+}

@@ -1,0 +1,400 @@
+//! What outlives the daemon: the user's rules, choices, and what peers asked for. A JSON file beside the
+//! control socket, readable by its owner alone, replaced as a whole.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use dibs_control::{NewRule, RuleId, Selector};
+use dibs_settings::BumpId;
+use dibs_switch::conns::Choice;
+use dibs_wire::FlowKey;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::data::bumps::{Carried, translation};
+use crate::data::preferences::Wishes;
+use crate::host::clock::MonotonicWall;
+use crate::rulebook::rules::ROOT;
+
+/// The form of the file; others are refused.
+const VERSION: u32 = 1;
+/// How long the lock of a daemon that was killed may stay: a child that it was just starting has the
+/// descriptor until it becomes another program.
+const HANDOVER: Duration = Duration::from_millis(500);
+/// Between two attempts.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Where the lock of a network namespace is: the directory of the usual control socket.
+const LOCKS: &str = "/run/dibs";
+
+/// The content of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Saved {
+    /// Of the form.
+    pub(crate) version: u32,
+    /// The number of the next rule.
+    pub next_rule: RuleId,
+    /// Rules made with `dibsctl rule add`.
+    pub rules: Vec<SavedRule>,
+    /// Choices for live connections.
+    pub choices: Vec<SavedChoice>,
+    /// Bumps that a peer's rules use (bit n for bump n), by its public key.
+    pub engaged: BTreeMap<String, u16>,
+    /// This host's addresses, which connections may use longer than an interface has them.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+    /// The bumps that are devices, by the numbers that they have here and in the kernel's marks.
+    #[serde(default)]
+    pub devices: BTreeMap<u8, String>,
+    /// How late it was when this was written, for the daemon's calls.
+    #[serde(default)]
+    pub clock: Option<MonotonicWall>,
+    /// How paths are used otherwise than the configuration says.
+    #[serde(default)]
+    pub preferences: Wishes,
+}
+
+/// A rule as its user wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedRule {
+    /// For the user.
+    pub id: RuleId,
+    /// As it was asked for.
+    pub rule: NewRule,
+    /// The uid of who asked.
+    #[serde(default)]
+    pub by: Option<u32>,
+}
+
+impl SavedRule {
+    /// The uid of who made it. Where an older daemon did not note that: members of the group could name
+    /// themselves only.
+    pub fn maker(&self) -> u32 {
+        let named = match &self.rule.selector {
+            Selector::Match(named) => named.uid,
+            _ => None,
+        };
+        self.by.or(named).unwrap_or(ROOT)
+    }
+}
+
+/// Form of a connection in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "FlowKey")]
+struct Conn {
+    #[serde(getter = "FlowKey::source")]
+    local: SocketAddr,
+    #[serde(getter = "FlowKey::destination")]
+    remote: SocketAddr,
+}
+
+impl From<Conn> for FlowKey {
+    fn from(conn: Conn) -> Self {
+        Self::tcp(conn.local, conn.remote)
+    }
+}
+
+/// A choice and its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedChoice {
+    /// The connection.
+    #[serde(with = "Conn")]
+    pub conn: FlowKey,
+    /// What was chosen.
+    pub choice: Choice,
+}
+
+impl Default for Saved {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            next_rule: crate::rulebook::rules::FIRST_USER_RULE,
+            rules: Vec::new(),
+            choices: Vec::new(),
+            engaged: BTreeMap::new(),
+            addresses: Vec::new(),
+            devices: BTreeMap::new(),
+            clock: None,
+            preferences: Wishes::default(),
+        }
+    }
+}
+
+impl Saved {
+    /// The content that `text` stands for.
+    ///
+    /// # Errors
+    /// It is none, or of another version.
+    pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        let saved: Self = serde_json::from_str(text).context("is not a state file")?;
+        anyhow::ensure!(
+            saved.version == VERSION,
+            "is of version {}, and this dibsd writes {VERSION}",
+            saved.version
+        );
+        Ok(saved)
+    }
+
+    /// Our numbers of the bumps that are devices, by those that the file has for them.
+    pub(crate) fn devices(&self, carried: &[Carried]) -> BTreeMap<BumpId, BumpId> {
+        let named = self.devices.iter();
+        let named = named.filter_map(|(number, name)| Some((BumpId::new(*number)?, name.as_str())));
+        translation(carried, named)
+    }
+
+    /// The text of the file.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("our types have string keys only")
+    }
+}
+
+/// The right to steer this network namespace, whatever the control socket: two daemons would undo each other's
+/// rules. Nothing where the lock cannot be made, which is said.
+pub fn claim_namespace() -> anyhow::Result<Option<Flock<File>>> {
+    let namespace =
+        fs::metadata("/proc/self/ns/net").context("cannot see the network namespace")?;
+    let path = PathBuf::from(format!("{LOCKS}/netns-{}.lock", namespace.ino()));
+    // The directory is that of the usual control socket, which another one's need not be there.
+    let file = fs::create_dir_all(LOCKS)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| open_lock(&path));
+    match file {
+        Ok(file) => take(file, &path)?
+            .map(Some)
+            .context("another dibsd steers this network namespace, with another control_socket; stop it first"),
+        Err(error) => {
+            tracing::warn!("another dibsd here would not be noticed: {error:#}");
+            Ok(None)
+        }
+    }
+}
+
+fn open_lock(path: &Path) -> anyhow::Result<File> {
+    private(OpenOptions::new().write(true).create(true).truncate(false))
+        .open(path)
+        .with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Locks the file; nothing if another process has it, and keeps it for longer than it takes to end.
+fn take(mut file: File, path: &Path) -> anyhow::Result<Option<Flock<File>>> {
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
+                file = unlocked;
+                std::thread::sleep(LOOK_EVERY);
+            }
+            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+            Err((_, error)) => bail!("cannot lock {}: {error}", path.display()),
+        }
+    }
+}
+
+/// The file, and the right to write it: no two daemons have one control socket.
+pub struct StateFile {
+    path: PathBuf,
+    /// As last read or written.
+    clock: Cell<Option<MonotonicWall>>,
+    /// The last attempt to write it failed.
+    is_behind: Cell<bool>,
+    /// Locked as long as it is open.
+    _lock: Flock<File>,
+}
+
+impl StateFile {
+    /// The file that belongs to a control socket, which no other daemon serves from now on.
+    pub fn open(socket: &Path) -> anyhow::Result<Self> {
+        let lock_path = socket.with_extension("lock");
+        let lock = take(open_lock(&lock_path)?, &lock_path)?
+            .with_context(|| format!("another dibsd serves {}", socket.display()))?;
+        Ok(Self {
+            path: socket.with_extension("state"),
+            clock: Cell::default(),
+            is_behind: Cell::default(),
+            _lock: lock,
+        })
+    }
+
+    /// What was saved last; nothing if there is no file.
+    ///
+    /// # Errors
+    /// The file cannot be read or understood. It is better not to start than to let connections go in
+    /// plain that were to be on a bump.
+    pub fn load(&self) -> anyhow::Result<Saved> {
+        let path = self.path.display();
+        let text = match fs::read_to_string(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Saved::default());
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+        };
+        let saved = Saved::from_json(&text)
+            .map_err(|why| anyhow::anyhow!("{path} {why:#}; remove it to forget choices"))?;
+        self.clock.set(saved.clock);
+        Ok(saved)
+    }
+
+    /// Since 1970, what calls are to be later than: what was noted of the last run, gone on since.
+    pub(crate) fn earliest(&self) -> Duration {
+        let before = self.clock.get();
+        before.map_or(Duration::ZERO, |_| {
+            MonotonicWall::after_last(before).after()
+        })
+    }
+
+    /// Whether it does not say what it should, for it could not be written.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind.get()
+    }
+
+    /// Replaces the file, and notes there how late it is.
+    pub fn save(&self, saved: Saved) -> anyhow::Result<()> {
+        let clock = Some(MonotonicWall::after_last(self.clock.get()));
+        self.clock.set(clock);
+        let text = Saved { clock, ..saved }.to_json();
+        let new = self.path.with_extension("state.new");
+        let write = || -> std::io::Result<()> {
+            let mut file =
+                private(OpenOptions::new().write(true).create(true).truncate(true)).open(&new)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &self.path)
+        };
+        let written = write().with_context(|| format!("cannot write {}", self.path.display()));
+        self.is_behind.set(written.is_err());
+        written
+    }
+}
+
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.mode(0o600)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dibs_control::{Match, Terms};
+    use dibs_switch::conns::{Socket, Version};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn saved() -> Saved {
+        let choice = Choice {
+            bump: BumpId::new(1),
+            socket: Socket(77),
+            version: Version {
+                generation: 2,
+                host: u64::MAX,
+            },
+            pending: false,
+        };
+        Saved {
+            next_rule: 1002,
+            rules: vec![SavedRule {
+                id: 1001,
+                rule: NewRule {
+                    terms: Terms::from_iter([("match", "-m tos --tos 8".to_owned())]),
+                    prefer: true,
+                    priority: -3,
+                    ..NewRule::new(Selector::All, "scramble")
+                },
+                by: Some(0),
+            }],
+            choices: vec![SavedChoice {
+                conn: FlowKey::tcp(
+                    ([0xfd00, 0, 0, 0, 0, 0, 0, 1], 40000),
+                    ([0xfd00, 0, 0, 0, 0, 0, 0, 2], 80),
+                ),
+                choice,
+            }],
+            engaged: BTreeMap::from([("key".to_owned(), 2)]),
+            addresses: vec!["fd00::1".parse().unwrap()],
+            ..Saved::default()
+        }
+    }
+
+    #[test]
+    fn comes_back_and_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::open(&dir.path().join("dibsd.sock")).unwrap();
+        assert_eq!(file.load().unwrap(), Saved::default());
+        file.save(saved()).unwrap();
+        file.save(saved()).unwrap();
+        let loaded = file.load().unwrap();
+        assert!(loaded.clock.is_some());
+        let clock = None;
+        assert_eq!(Saved { clock, ..loaded }, saved());
+        let names: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .collect();
+        assert_eq!(names.len(), 2, "state and lock: {names:?}");
+        for entry in names {
+            assert_eq!(
+                entry.metadata().unwrap().permissions().mode() & 0o777,
+                0o600
+            );
+        }
+    }
+
+    #[test]
+    fn rules_of_an_older_daemon_are_of_whom_they_name() {
+        let rule = |selector: &str| {
+            let text = format!(
+                r#"{{"id":1000,"rule":{{"selector":{selector},"bump":"seal","require":true}}}}"#
+            );
+            serde_json::from_str::<SavedRule>(&text).unwrap()
+        };
+        assert_eq!(rule(r#"{"match":{"uid":1000}}"#).maker(), 1000);
+        assert_eq!(rule(r#"{"match":{"dport":80}}"#).maker(), ROOT);
+        assert_eq!(rule(r#""all""#).maker(), ROOT);
+        // Root's rule for a user is root's, since that is noted.
+        let noted = SavedRule {
+            by: Some(ROOT),
+            ..rule(r#"{"match":{"uid":1000}}"#)
+        };
+        assert_eq!(noted.maker(), ROOT);
+        let of = Match {
+            uid: Some(1000),
+            ..Match::default()
+        };
+        assert_eq!(noted.rule.selector, Selector::Match(of));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::open(&dir.path().join("dibsd.sock")).unwrap();
+        for text in ["", "{}", r#"{"version":2}"#, "null"] {
+            fs::write(dir.path().join("dibsd.state"), text).unwrap();
+            assert!(file.load().is_err(), "{text}");
+        }
+        let mut other = saved();
+        other.version = 2;
+        file.save(other).unwrap();
+        let error = file.load().unwrap_err().to_string();
+        assert!(error.contains("is of version 2"), "{error}");
+    }
+
+    #[test]
+    fn one_daemon_a_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("dibsd.sock");
+        let first = StateFile::open(&socket).unwrap();
+        let error = StateFile::open(&socket).err().unwrap().to_string();
+        assert!(error.starts_with("another dibsd serves"), "{error}");
+        drop(first);
+        assert!(StateFile::open(&socket).is_ok());
+    }
+}

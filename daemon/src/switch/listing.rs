@@ -1,0 +1,444 @@
+//! What users are shown of the daemon, its peers, paths and bumps.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dibs_config::BuiltIn;
+use dibs_control::{BumpInfo, EndpointInfo, PathInfo, PathState, PeerInfo, PeerState, Status};
+use dibs_core::node::{PathSnapshot, PeerSnapshot};
+use dibs_core::preference::Unused;
+use dibs_settings::{BumpId, Handshake};
+
+use crate::control::caller::{Caller, is_visible};
+use crate::data::{Gone, Snapshot};
+use crate::host::live::Live;
+use crate::kernel::{backstop, connections, gateway};
+use crate::rulebook::rules::Rule;
+use crate::switch::Daemon;
+use crate::switch::sessions::{UNSECURED, key_origin, outdated, peer_state};
+use crate::switch::silence;
+
+pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
+    let lives = connections::lives(daemon).await?;
+    let connections = lives.iter().filter(|live| is_visible(live, caller)).count() as u64;
+    let on_bumps = on_bumps(daemon, lives);
+    let snapshot = daemon.driver.snapshot().await?;
+    let mut warnings = daemon.preferences.borrow().warnings(&daemon.config);
+    warnings.extend(gateway::faults(&daemon.config));
+    warnings.extend(silence::warnings(daemon));
+    warnings.extend(
+        daemon
+            .state
+            .borrow()
+            .rules
+            .listed()
+            .filter(|rule| caller.sees(rule))
+            .filter_map(Rule::warning),
+    );
+    warnings.extend(daemon.host.own_addresses(&daemon.config));
+    for bump in daemon.state.borrow().installed.keys() {
+        if let Some(warning) = daemon.bumps.get(*bump).and_then(|bump| bump.warning)
+            && !warnings.iter().any(|known| known == warning)
+        {
+            warnings.push(warning.to_owned());
+        }
+    }
+    let mut counters: BTreeMap<String, u64> = snapshot
+        .counters
+        .iter()
+        .map(|(name, count)| ((*name).to_owned(), *count))
+        .collect();
+    let dropped = daemon.kernel.dropped().await;
+    let unknown = dropped.unknown;
+    warnings.extend(unknown.map(|why| format!("what iptables dropped is not known: {why}")));
+    warnings.extend(daemon.kernel.amiss().map(|why| format!("steering: {why}")));
+    let refused = daemon.state.borrow().refused;
+    let of_choices = [
+        ("steering_restored", daemon.kernel.restored()),
+        ("choice_generation_refused", refused.generations),
+        ("choice_host_refused", refused.hosts),
+    ];
+    let of_owners = { of_choices.into_iter() }
+        .chain(daemon.rpc.counters())
+        .chain(daemon.users.counters())
+        .chain(daemon.peer_warnings.counters())
+        .chain(dropped.counts);
+    counters.extend(of_owners.map(|(name, count)| (name.to_owned(), count)));
+    Ok(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime: daemon.started.elapsed().as_secs(),
+        integrity: match daemon.config.daemon.integrity {
+            dibs_config::Integrity::On => dibs_control::Integrity::On,
+            dibs_config::Integrity::Off => dibs_control::Integrity::Off,
+        },
+        warnings,
+        peers: peers_of(daemon, &snapshot, &on_bumps),
+        paths: paths_of(daemon, &snapshot),
+        silent_ports: silence::infos(daemon, &snapshot.peers),
+        bumps: bump_infos(daemon, &on_bumps),
+        connections,
+        counters,
+        backstop: backstop::info(&daemon.kernel.standing().await),
+        counted: dropped.at,
+    })
+}
+
+pub(crate) async fn peer_list(daemon: &Daemon) -> anyhow::Result<Vec<PeerInfo>> {
+    let on_bumps = on_bumps(daemon, connections::lives(daemon).await?);
+    let snapshot = daemon.driver.snapshot().await?;
+    Ok(peers_of(daemon, &snapshot, &on_bumps))
+}
+
+pub(crate) async fn path_list(daemon: &Daemon) -> Result<Vec<PathInfo>, Gone> {
+    Ok(paths_of(daemon, &daemon.driver.snapshot().await?))
+}
+
+pub(crate) async fn bump_list(daemon: &Daemon) -> anyhow::Result<Vec<BumpInfo>> {
+    Ok(bump_infos(
+        daemon,
+        &on_bumps(daemon, connections::lives(daemon).await?),
+    ))
+}
+
+fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, BumpId)]) -> Vec<BumpInfo> {
+    let inventory = daemon.host.inventory();
+    let default = daemon.config.daemon.default_bump.as_ref();
+    let on = |number: BumpId| move |(_, bump): &&(Live, BumpId)| *bump == number;
+    let info = |bump: &dibs_config::BumpConfig| {
+        let carried = daemon
+            .bumps
+            .all()
+            .iter()
+            .find(|known| known.name == bump.name);
+        let number = carried.map(|known| known.id);
+        let connections = number.map_or(0, |number| on_bumps.iter().filter(on(number)).count());
+        let device = bump.device();
+        let answers = number.filter(|_| device.is_some()).and_then(|number| {
+            let lives = on_bumps.iter().filter(on(number));
+            daemon
+                .answers
+                .borrow()
+                .of(number, lives.map(|(live, _)| live))
+        });
+        let shares = bump.built_in().filter(|_| carried.is_some());
+        let shares = shares.and_then(BuiltIn::shares);
+        let is_up = |device: &str| {
+            inventory
+                .named(device)
+                .is_some_and(|interface| interface.up)
+        };
+        BumpInfo {
+            name: bump.name.clone(),
+            kind: bump.kind().to_owned(),
+            device: device.map(str::to_owned),
+            needed: shares.map(|(needed, _)| needed),
+            shares: shares.map(|(_, shares)| shares),
+            default: default == Some(&bump.name),
+            connections: connections as u64,
+            answers,
+            reason: match daemon.config.lack(bump) {
+                Some(lack) => Some(format!("it {lack}")),
+                None if device.is_some_and(|device| !is_up(device)) => {
+                    Some("its device is not there, or not up".to_owned())
+                }
+                None => None,
+            },
+        }
+    };
+    daemon.config.bumps.iter().map(info).collect()
+}
+
+/// Those of all connections that are alive and on bumps, with these. The data path also knows of ended ones, for a while.
+fn on_bumps(daemon: &Daemon, lives: Vec<Live>) -> Vec<(Live, BumpId)> {
+    let lives = lives.into_iter().filter(|live| !live.over);
+    let on = |live| Some((live, connections::bump_of(daemon, &live)?));
+    lives.filter_map(on).collect()
+}
+
+fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -> Vec<PeerInfo> {
+    let peers = daemon.config.peers.iter().zip(&snapshot.peers).enumerate();
+    peers
+        .map(|(index, (peer, seen))| {
+            let paths = || snapshot.paths.iter().filter(|path| path.peer == index);
+            let state = peer_state(seen);
+            let established = state == PeerState::Established;
+            PeerInfo {
+                name: peer.name.clone(),
+                state,
+                public_key: peer.public_key.to_string(),
+                addresses: peer.addresses.clone(),
+                accept: peer.accept.iter().map(ToString::to_string).collect(),
+                since: daemon.state.borrow().peers[index]
+                    .since
+                    .filter(|_| established),
+                bytes_sent: paths().map(|path| path.stats.bytes_sent).sum(),
+                bytes_received: paths().map(|path| path.bytes_received).sum(),
+                connections: on_bumps
+                    .iter()
+                    .filter(|(live, _)| live.peer == index)
+                    .count() as u64,
+                keys: seen.keys.map(key_origin),
+                endpoints: endpoints_of(daemon, index),
+                reason: peer_reason(daemon, index, seen),
+            }
+        })
+        .collect()
+}
+
+fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<String> {
+    if peer_state(seen) == PeerState::Established {
+        return None;
+    }
+    if let Some(behind) = daemon.state.borrow().peers[index].outdated {
+        return Some(outdated(behind));
+    }
+    let endpoints = endpoints_of(daemon, index);
+    let trusted = |name: &str| {
+        let path = daemon.config.paths.iter().find(|path| path.name == name);
+        path.is_some_and(|path| path.trust == dibs_config::Trust::Trusted)
+    };
+    let any = seen.by_untrusted;
+    let callable = || { endpoints.iter() }.filter(|endpoint| any || trusted(&endpoint.path));
+    let up = |name: &str| {
+        let path = { daemon.config.paths.iter() }.position(|path| path.name == name);
+        path.is_some_and(|path| daemon.host.lack_of_path(&daemon.config, path).is_none())
+    };
+    let waits =
+        daemon.config.daemon.handshake == Handshake::Chained && !any && { endpoints.iter() }
+            .any(|endpoint| !trusted(&endpoint.path) && up(&endpoint.path));
+    if callable().next().is_none() {
+        return Some(match (waits, any) {
+            (true, _) => format!("it has no endpoint on a trusted path, and {UNSECURED}"),
+            (false, true) => "it has no endpoint, so it has to call".to_owned(),
+            (false, false) => "it has no endpoint on a trusted path, so it has to call".to_owned(),
+        });
+    }
+    let (up, down): (Vec<&EndpointInfo>, Vec<&EndpointInfo>) =
+        callable().partition(|endpoint| up(&endpoint.path));
+    let called: Vec<String> = { up.iter() }
+        .flat_map(|endpoint| {
+            let path = &endpoint.path;
+            let addresses = endpoint.addresses.iter();
+            addresses.map(move |to| format!("{to} by {path}"))
+        })
+        .collect();
+    let nobody = match (called.is_empty(), any) {
+        (true, true) if up.is_empty() => Some("no path to it is up on this host".to_owned()),
+        (true, false) if up.is_empty() => {
+            Some("no trusted path to it is up on this host".to_owned())
+        }
+        (true, _) => None,
+        (false, _) => Some(format!("nobody answers at {}", called.join(", "))),
+    };
+    let faults = up.into_iter().chain(down).filter_map(|endpoint| {
+        let (path, fault) = (&endpoint.path, endpoint.fault.as_ref()?);
+        Some(format!("path {path}: {fault}"))
+    });
+    let reasons: Vec<String> = nobody.into_iter().chain(faults).collect();
+    let reasons = reasons.join("; ");
+    Some(match waits {
+        true => format!("{reasons}, and {UNSECURED}"),
+        false => reasons,
+    })
+}
+
+fn endpoints_of(daemon: &Daemon, peer: usize) -> Vec<EndpointInfo> {
+    let inventory = daemon.host.inventory();
+    daemon.endpoints.infos(&daemon.config, &inventory, peer)
+}
+
+/// Each path of the file, to each peer that it leads to.
+fn paths_of(daemon: &Daemon, snapshot: &Snapshot) -> Vec<PathInfo> {
+    let mut infos = Vec::new();
+    let peers = 0..daemon.config.peers.len();
+    let peers: Vec<Vec<EndpointInfo>> = peers.map(|peer| endpoints_of(daemon, peer)).collect();
+    for (local, path) in daemon.config.paths.iter().enumerate() {
+        for (index, endpoints) in peers.iter().enumerate() {
+            let seen =
+                { snapshot.paths.iter() }.filter(|seen| seen.local == local && seen.peer == index);
+            let mut seen = one_each(seen, |seen| (seen.remote, seen.state))
+                .into_iter()
+                .peekable();
+            let mut endpoints = endpoints
+                .iter()
+                .filter(|endpoint| endpoint.path == path.name);
+            if seen.peek().is_none()
+                && let Some(endpoint) = endpoints.next()
+            {
+                let remote = endpoint.addresses.first();
+                infos.push(absent_path(daemon, local, index, remote.copied()));
+            }
+            infos.extend(seen.map(|seen| path_info(daemon, seen, snapshot)));
+        }
+    }
+    infos
+}
+
+fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<SocketAddr>) -> PathInfo {
+    let path = &daemon.config.paths[local];
+    let inventory = daemon.host.inventory();
+    let (_, mtu) = inventory.path_state(path);
+    let bound = inventory.of_path(path).map(|found| found.name.clone());
+    let lack = daemon.host.lack_of_path(&daemon.config, local);
+    let forbidden = daemon.preferences.borrow().forbids(local);
+    let unused = match (forbidden, &lack) {
+        (Some(why), _) => why,
+        (None, Some(_)) => Unused::InterfaceDown,
+        (None, None) => Unused::Joining,
+    };
+    let mut info = PathInfo {
+        name: path.name.clone(),
+        peer: daemon.peer_name(peer).to_owned(),
+        trust: trust(path.trust == dibs_config::Trust::Trusted),
+        state: PathState::Down,
+        interface: { path.interface.clone() }.map(|name| bound.unwrap_or(name)),
+        remote,
+        srtt_us: None,
+        min_rtt_us: None,
+        rttvar_us: None,
+        loss: 0.0,
+        lost: 0,
+        marked: 0,
+        bytes_sent: 0,
+        bytes_received: 0,
+        mtu: mtu.into(),
+        cwnd: 0,
+        in_flight: 0,
+        pacing_rate: None,
+        gso: false,
+        preferred: false,
+        role: String::new(),
+        rate_limit: None,
+        volume: None,
+        volume_used: None,
+        scheduler: String::new(),
+        unused: Some(unused.reason().to_owned()),
+        reason: match forbidden {
+            Some(why) => Some(why.reason().to_owned()),
+            None => lack
+                .or_else(|| fault_of(daemon, peer, local))
+                .or_else(|| Some("there is no session with the peer".to_owned())),
+        },
+    };
+    daemon
+        .preferences
+        .borrow()
+        .describe(&daemon.config, local, &mut info);
+    info
+}
+
+/// Fault of the name that leads to a peer by a path, by index of both.
+fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
+    let inventory = daemon.host.inventory();
+    daemon
+        .endpoints
+        .fault(&daemon.config, &inventory, peer, path)
+}
+
+fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
+    let socket = &snapshot.sockets[seen.local];
+    let lack = daemon.host.lack_of_path(&daemon.config, seen.local);
+    let state = match seen.state {
+        "active" => PathState::Up,
+        "joining" => PathState::Validating,
+        _ => PathState::Down,
+    };
+    let forbidden = daemon.preferences.borrow().forbids(seen.local);
+    let reason = match (seen.state, &lack) {
+        _ if forbidden.is_some() => forbidden.map(Unused::reason),
+        (_, Some(lack)) => Some(lack.as_str()),
+        ("active", _) if seen.held_by_trust => {
+            Some("data waits for this trusted path, though another could carry it")
+        }
+        ("active", _) if seen.short_of_paths => {
+            Some("data waits: there are fewer paths than its shares need")
+        }
+        ("active", _) => None,
+        ("joining", _) => Some("the peer has not answered by this path yet"),
+        ("suspect", _) => Some("it stopped answering a moment ago"),
+        _ => Some("it does not answer"),
+    };
+    let stats = &seen.stats;
+    let measured = |duration: Duration| {
+        (stats.received > 0 && !duration.is_zero()).then_some(duration.as_micros() as u64)
+    };
+    PathInfo {
+        trust: trust(seen.trusted),
+        state,
+        srtt_us: measured(stats.srtt),
+        min_rtt_us: measured(stats.min_rtt),
+        rttvar_us: measured(stats.rttvar),
+        loss: stats.loss,
+        lost: stats.lost,
+        marked: stats.marked,
+        bytes_sent: stats.bytes_sent,
+        bytes_received: seen.bytes_received,
+        mtu: stats.mtu.into(),
+        cwnd: stats.cwnd,
+        in_flight: stats.in_flight,
+        pacing_rate: (stats.pacing_rate > 0).then_some(stats.pacing_rate),
+        gso: match seen.remote.is_ipv4() {
+            true => socket.gso_v4,
+            false => socket.gso_v6,
+        },
+        unused: seen.unused.map(|why| why.reason().to_owned()),
+        reason: match fault_of(daemon, seen.peer, seen.local) {
+            Some(fault) if state == PathState::Down => {
+                Some(Vec::from_iter(reason.into_iter().chain([fault.as_str()])).join("; "))
+            }
+            _ => reason.map(str::to_owned),
+        },
+        ..absent_path(daemon, seen.local, seen.peer, Some(seen.remote))
+    }
+}
+
+/// One path for each of the peer's addresses, by address and state: one that does not answer stays while it
+/// is opened anew beside it.
+fn one_each<T>(
+    seen: impl Iterator<Item = T>,
+    of: impl Fn(&T) -> (SocketAddr, &'static str),
+) -> Vec<T> {
+    let rank = |path: &T| match of(path).1 {
+        "active" => 0,
+        "suspect" => 1,
+        "down" => 2,
+        _ => 3,
+    };
+    let mut kept: Vec<T> = Vec::new();
+    for path in seen {
+        match kept.iter_mut().find(|other| of(other).0 == of(&path).0) {
+            Some(other) if rank(&path) < rank(other) => *other = path,
+            Some(_) => {}
+            None => kept.push(path),
+        }
+    }
+    kept
+}
+
+fn trust(trusted: bool) -> dibs_control::Trust {
+    if trusted {
+        dibs_control::Trust::Trusted
+    } else {
+        dibs_control::Trust::Untrusted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_opened_anew_is_listed_once() {
+        let [one, other] = ["10.0.1.2:5300", "10.0.1.3:5300"].map(|to| to.parse().unwrap());
+        let seen = [
+            (one, "down"),
+            (other, "joining"),
+            (one, "joining"),
+            (other, "active"),
+        ];
+        let listed = one_each(seen.into_iter(), |path| *path);
+        assert_eq!(listed, [(one, "down"), (other, "active")]);
+    }
+}

@@ -1,0 +1,266 @@
+//! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
+//! where it got lost.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use dibs_config::Fail;
+use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
+use dibs_settings::BumpId;
+use dibs_switch::table::Conn;
+use dibs_switch::tracked::{Entry, Mend, Tracked};
+use dibs_wire::FlowKey;
+
+use crate::data::bumps::translated;
+use crate::host::clock::{instant, now};
+use crate::host::live::Live;
+use crate::kernel::steering::marks;
+use crate::kernel::{backstop, connections, gateway};
+use crate::rulebook::state_file::Saved;
+use crate::switch::Daemon;
+use crate::switch::marking;
+use crate::switch::wakers::Task;
+
+/// Between two looks that nothing gave cause for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Looks of which one is at all of conntrack, also for what we know nothing of.
+const LOOKS_PER_WHOLE: u32 = 30;
+
+/// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
+pub(crate) fn locks(daemon: &Daemon) -> bool {
+    daemon.config.daemon.fail == Fail::Closed
+}
+
+/// Takes over what an earlier run locked, what is on a bump for no reason that outlives the daemon, and
+/// what has just left one; before anything changes marks.
+pub(crate) async fn adopt_marks(daemon: &Daemon) -> anyhow::Result<()> {
+    let layout = marks(&daemon.config);
+    let bumps: Vec<BumpId> = daemon.bumps.all().iter().map(|bump| bump.id).collect();
+    let tracked = tracked_on(daemon, &bumps).await?;
+    let plain = tracked_as(daemon, [layout.choice(None)]).await?;
+    let lives = connections::sockets(daemon).await?;
+    // What an earlier run wrote is not the choice of another program.
+    for (pair, entry) in tracked.iter().chain(plain.iter()) {
+        if entry.mark.chosen {
+            marking::note_mark(daemon, pair, entry.mark.bump, true);
+        }
+    }
+    let mut state = daemon.state.borrow_mut();
+    // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
+    for (pair, _) in plain.iter() {
+        state.conns.update(pair, |conn| {
+            if conn.choice.get().is_none() {
+                conn.move_to_left(now());
+            }
+        });
+    }
+    for live in lives {
+        if let Some(mark) = tracked.mark(&live.pair) {
+            let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
+            let adopt = |conn: &mut Conn| conn.adopt_mark(mark, live.socket, by);
+            state.conns.update(&live.pair, adopt);
+        }
+    }
+    Ok(())
+}
+
+/// Has the kernel's marks follow where the file gives devices other numbers than it did: what was on a
+/// device that it names no more goes nowhere.
+pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_policy::Error> {
+    let layout = marks(&daemon.config);
+    let devices = saved.devices(daemon.bumps.all());
+    let mut moves = Vec::new();
+    for bump in saved.devices.keys().copied().filter_map(BumpId::new) {
+        let ours = translated(&devices, bump);
+        if ours != bump {
+            let tracked = tracked_on(daemon, &[bump]).await?;
+            moves.extend(tracked.iter().map(|(pair, _)| (*pair, ours)));
+        }
+    }
+    let mut conntrack = daemon.kernel.conntrack()?;
+    for (pair, bump) in moves {
+        let (mark, mask) = (layout.bump(bump), layout.bump_mask());
+        conntrack.set_mark(&pair, mark, mask).await?;
+    }
+    Ok(())
+}
+
+/// What conntrack has of connections to peers on any bump.
+async fn tracked(daemon: &Daemon) -> Result<Tracked, dibs_policy::Error> {
+    let bumps: Vec<BumpId> = daemon.state.borrow().installed.keys().copied().collect();
+    tracked_on(daemon, &bumps).await
+}
+
+/// As [`tracked`], on these bumps.
+async fn tracked_on(daemon: &Daemon, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
+    let layout = marks(&daemon.config);
+    let marks = bumps
+        .iter()
+        .map(|bump| (layout.bump(*bump), layout.bump_mask()));
+    tracked_as(daemon, marks).await
+}
+
+/// As [`tracked`], with these values in these bits of their marks.
+async fn tracked_as(
+    daemon: &Daemon,
+    marks: impl IntoIterator<Item = (u32, u32)>,
+) -> Result<Tracked, dibs_policy::Error> {
+    let mut conntrack = daemon.kernel.conntrack()?;
+    let mut tracked = Vec::new();
+    for (value, mask) in marks {
+        let note = |found: Connection| {
+            let ends = connections::ends_to_peers(daemon, &found);
+            tracked.extend(ends.map(|pair| (pair, entry(daemon, &found))));
+            None::<()>
+        };
+        conntrack.marked(value, mask, note).await?;
+    }
+    Ok(Tracked::new(tracked))
+}
+
+/// As [`tracked`], at least of these connections.
+pub(crate) async fn tracked_of(
+    daemon: &Daemon,
+    pairs: &[FlowKey],
+) -> Result<Tracked, dibs_policy::Error> {
+    if pairs.len() > LOOKUPS {
+        return tracked(daemon).await;
+    }
+    let mut tracked = got(daemon, pairs).await?;
+    let state = daemon.state.borrow();
+    tracked.retain_on(|bump| state.installed.contains_key(&bump));
+    Ok(tracked)
+}
+
+/// What there is to look at of an entry.
+pub(crate) fn entry(daemon: &Daemon, found: &Connection) -> Entry {
+    Entry {
+        mark: marking::seen(daemon, found),
+        closed: found.was_closed(),
+    }
+}
+
+/// What conntrack has of these connections, one by one.
+async fn got(daemon: &Daemon, pairs: &[FlowKey]) -> Result<Tracked, dibs_policy::Error> {
+    let mut conntrack = daemon.kernel.conntrack()?;
+    let mut tracked = Vec::new();
+    for pair in pairs {
+        if let Some(found) = conntrack.get(pair).await? {
+            tracked.push((*pair, entry(daemon, &found)));
+        }
+    }
+    Ok(Tracked::new(tracked))
+}
+
+/// What is alive of these connections, and what conntrack has of them.
+pub(crate) async fn looked_up(
+    daemon: &Daemon,
+    pairs: &[FlowKey],
+) -> anyhow::Result<(HashMap<FlowKey, Live>, Tracked)> {
+    let tracked = got(daemon, pairs).await?;
+    Ok((connections::sockets_of(daemon, pairs).await?, tracked))
+}
+
+/// Locks what is due.
+async fn lock_due(daemon: &Daemon) -> anyhow::Result<()> {
+    let now = now();
+    let due: Vec<FlowKey> = daemon.state.borrow().conns.locks_due(now).collect();
+    let (lives, tracked) = looked_up(daemon, &due).await?;
+    let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
+    let due = daemon.state.borrow_mut().conns.lock_due(now, is_on);
+    let mut conntrack = daemon.kernel.conntrack()?;
+    for (pair, bump) in due {
+        lock(daemon, &mut conntrack, &pair, bump).await?;
+    }
+    backstop::note_locks(daemon).await;
+    Ok(())
+}
+
+/// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are
+/// alive or that we know to be locked, or of the `whole` table.
+async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
+    if daemon.state.borrow().installed.is_empty() {
+        return Ok(());
+    }
+    let now = now();
+    let _looking = daemon.kernel.looking().await;
+    // Before the sockets: what is locked and has none has ended.
+    let mut known: Vec<FlowKey> = {
+        let conns = &daemon.state.borrow().conns;
+        conns.locked().chain(conns.locks_due(now)).collect()
+    };
+    let ends = |live: Live| Some((live.pair, live.established));
+    let mut lives = connections::sockets_as(daemon, ends).await?;
+    lives.sort_unstable();
+    let tracked = if whole {
+        tracked(daemon).await?
+    } else {
+        known.extend(lives.iter().map(|(pair, _)| *pair));
+        known.sort_unstable();
+        known.dedup();
+        tracked_of(daemon, &known).await?
+    };
+    let lives = |pair: &FlowKey| {
+        let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
+        Some(lives[at].1)
+    };
+    let passes = |pair: &FlowKey| gateway::passes(daemon, pair);
+    let mends = {
+        let conns = &mut daemon.state.borrow_mut().conns;
+        conns.mend_locks(now, &tracked, lives, passes)
+    };
+    let mut conntrack = daemon.kernel.conntrack()?;
+    for (pair, mend) in mends {
+        match mend {
+            Mend::Lock(bump) => lock(daemon, &mut conntrack, &pair, bump).await?,
+            Mend::Revive => drop(conntrack.revive(&pair).await?),
+            Mend::Unlock => {
+                let _turn = daemon.kernel.marking().await;
+                let bit = marks(&daemon.config).locked_bit();
+                conntrack.set_mark(&pair, 0, bit).await?;
+            }
+        }
+    }
+    backstop::note_locks(daemon).await;
+    Ok(())
+}
+
+/// Sets LOCKED of a connection that is locked on `bump` by our record.
+pub(crate) async fn lock(
+    daemon: &Daemon,
+    conntrack: &mut Conntrack,
+    pair: &FlowKey,
+    bump: BumpId,
+) -> Result<(), dibs_policy::Error> {
+    let _turn = daemon.kernel.marking().await;
+    if daemon.state.borrow().conns.get(pair).lock.locked() != Some(bump) {
+        return Ok(());
+    }
+    let bit = marks(&daemon.config).locked_bit();
+    conntrack.set_mark(pair, bit, bit).await.map(drop)
+}
+
+/// Keeps LOCKED in the kernel as it should be.
+pub(crate) async fn keep(daemon: Rc<Daemon>) {
+    let mut look = tokio::time::Instant::now();
+    let mut looks = 0;
+    loop {
+        let due = daemon.state.borrow().conns.next_lock();
+        let until = due.map_or(look, |due| look.min(instant(due)));
+        // Told of more that will be due, and there may be thousands: nothing is looked at for that.
+        let told = daemon.wakers.woken(Task::Lock);
+        if tokio::time::timeout_at(until, told).await.is_ok() {
+            continue;
+        }
+        let kept = if until < look {
+            lock_due(&daemon).await
+        } else {
+            let kept = set_locks(&daemon, looks == 0).await;
+            looks = (looks + 1) % LOOKS_PER_WHOLE;
+            look = tokio::time::Instant::now() + LOOK_EVERY;
+            kept
+        };
+        daemon.events.note("lock connections", kept);
+    }
+}

@@ -1,0 +1,324 @@
+//! The machine that the engine for switching works on: this host.
+
+use dibs_wire::FlowKey;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_settings::BumpId;
+use dibs_switch::answering::Refusal;
+use dibs_switch::conns::{Meant, host_id};
+use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, rules};
+use dibs_switch::knock;
+use dibs_switch::messages::{Body, Outcome, Unanswered};
+use dibs_switch::plausible::Hosts;
+use dibs_switch::rules::{Ruling, Wants};
+use dibs_switch::table::ConnTable;
+use dibs_switch::tracked::Tracked;
+
+use crate::control::events::Audience;
+use crate::host::clock::now;
+use crate::host::devices;
+use crate::host::live::Live;
+use crate::kernel::steering::marks;
+use crate::kernel::{backstop, connections, subflows};
+use crate::rulebook::rules::Rule;
+use crate::rulebook::{Active, Rules};
+use crate::switch::marking::MarkError;
+use crate::switch::wakers::Task;
+use crate::switch::{Daemon, State};
+use crate::switch::{knocking, locking, marking, reconcile, switching, wants};
+
+/// A connection whose kernel has sent no byte for as long sends nothing now.
+const SENDS_WITHIN: Duration = Duration::from_millis(200);
+
+impl engine::Live for Live {
+    fn meant(&self) -> Meant {
+        self.into()
+    }
+
+    fn peer(&self) -> usize {
+        self.peer
+    }
+
+    fn is_bound(&self) -> bool {
+        self.bound
+    }
+
+    fn is_over(&self) -> bool {
+        self.over
+    }
+}
+
+impl Machine for Daemon {
+    type Live = Live;
+    type Rule = Rule;
+    type Rules<'a> = Active<'a>;
+    type Book = Rules;
+    type Fault = anyhow::Error;
+    type MarkFault = MarkError;
+    type Why = String;
+
+    fn now(&self) -> Time {
+        now()
+    }
+
+    fn peers(&self) -> usize {
+        self.config.peers.len()
+    }
+
+    fn peer_of(&self, pair: &FlowKey) -> Option<usize> {
+        self.peer_of(pair.dst)
+    }
+
+    fn hosts(&self, peer: usize) -> Hosts {
+        Hosts {
+            own: self.host_id,
+            peer: host_id(self.config.peers[peer].public_key.as_bytes()),
+        }
+    }
+
+    fn is_outside(&self, bump: Option<BumpId>) -> bool {
+        self.bumps.is_outside(bump)
+    }
+
+    fn carries(&self, bump: BumpId) -> bool {
+        self.bumps.get(bump).is_some()
+    }
+
+    fn locks(&self) -> bool {
+        locking::locks(self)
+    }
+
+    fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
+        access(&mut self.state.borrow_mut().conns)
+    }
+
+    fn ruling<R>(
+        &self,
+        live: &Live,
+        ask: impl for<'a> FnOnce(Ruling<'a, Active<'a>, Live>) -> R,
+    ) -> R {
+        ask(self.state.borrow().ruling(live))
+    }
+
+    fn replace_rules(&self, rules: Rules) -> Rules {
+        self.state.borrow_mut().rules.replace(rules)
+    }
+
+    fn rules_want(&self, peer: usize) -> u16 {
+        let state = self.state.borrow();
+        wants::of_rules(self, state.rules.in_force(), peer)
+    }
+
+    fn book_wants(&self, rules: &Rules, peer: usize) -> u16 {
+        wants::of_rules(self, rules.in_force(), peer)
+    }
+
+    fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {
+        let State { conns, peers, .. } = &mut *self.state.borrow_mut();
+        access(&mut peers[peer].wants, conns)
+    }
+
+    fn want(&self, bumps: u16) -> Body {
+        Body::Want {
+            sequence: self.rpc.next_sequence(),
+            bumps,
+            devices: self.bumps.device_names().into_iter().collect(),
+        }
+    }
+
+    fn marked(&self, live: &Live) -> Option<BumpId> {
+        marks(&self.config).bump_of(live.mark)
+    }
+
+    fn save(&self) -> anyhow::Result<()> {
+        self.save()
+    }
+
+    async fn install(&self) -> anyhow::Result<()> {
+        reconcile::install(self).await
+    }
+
+    async fn steer(&self) -> anyhow::Result<()> {
+        reconcile::steer(self).await.map(drop)
+    }
+
+    async fn lives(&self) -> anyhow::Result<Vec<Live>> {
+        connections::all(self).await
+    }
+
+    async fn find(&self, pairs: &[FlowKey]) -> anyhow::Result<Found<Self>> {
+        Ok(connections::sockets_of(self, pairs).await?)
+    }
+
+    async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {
+        locking::looked_up(self, pairs).await
+    }
+
+    async fn bumped<T>(
+        &self,
+        pick: impl Fn(&Live, &Tracked) -> Option<T>,
+    ) -> anyhow::Result<Vec<T>> {
+        if self.state.borrow().installed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _turn = self.kernel.looking().await;
+        // There may be thousands: of most, nothing is kept.
+        let pairs = connections::sockets_as(self, |live| Some(live.pair)).await?;
+        let tracked = locking::tracked_of(self, &pairs).await?;
+        connections::sockets_as(self, |live| pick(&live, &tracked)).await
+    }
+
+    async fn sending(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {
+        // Without the data path nothing is under way.
+        let Ok((now, conns)) = self.driver.conns().await else {
+            return BTreeSet::new();
+        };
+        let sends = |spoke| now.since(spoke) < SENDS_WITHIN;
+        let sending = conns.iter().filter(|conn| conn.spoke.is_some_and(sends));
+        sending.map(|conn| conn.tuple).collect()
+    }
+
+    async fn refused(
+        &self,
+        lives: &[Live],
+        goal: Goal,
+    ) -> anyhow::Result<BTreeMap<FlowKey, String>> {
+        switching::refused_here(self, lives, goal).await
+    }
+
+    async fn steerable(&self, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
+        subflows::steerable(self, lives, bump).await
+    }
+
+    async fn uncarried(&self, lives: &[Live]) -> rules::Kept {
+        let refusals = knocking::refusals(self, lives).await;
+        let refusals = refusals.unwrap_or_else(|error| {
+            tracing::warn!("cannot find out whether plain carries connections: {error:#}");
+            let unknown = |live: &Live| (live.pair, knock::Refusal::Unknown);
+            lives.iter().map(unknown).collect()
+        });
+        subflows::spread_refusals(lives, refusals)
+    }
+
+    async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {
+        let known = bump.is_none_or(|bump| self.bumps.get(bump).is_some());
+        let addresses = pairs.iter().map(|pair| pair.src);
+        let fault = devices::device_fault(self, bump, addresses).await;
+        let fault = fault.unwrap_or_else(|error| Some(format!("{error:#}")));
+        if let Some(why) = &fault {
+            self.warn_of_peer(peer, &format!("cannot follow its switch: {why}"));
+        }
+        match (fault, known) {
+            (_, false) => Some(Refusal::NoBump),
+            (Some(_), true) => Some(Refusal::NoDevice),
+            (None, true) => None,
+        }
+    }
+
+    async fn mark(&self, marks: impl FnOnce() -> Vec<Mark>) -> Failed<Self> {
+        let _turn = self.kernel.marking().await;
+        marking::mark(self, &marks()).await
+    }
+
+    async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self> {
+        marking::mark_choices(self, pairs).await
+    }
+
+    async fn unlock(&self, pairs: &[FlowKey]) {
+        backstop::note_locks(self).await;
+        let _turn = self.kernel.marking().await;
+        let cleared = async {
+            let mut conntrack = self.kernel.conntrack()?;
+            let locked = marks(&self.config).locked_bit();
+            for pair in pairs {
+                conntrack.set_mark(pair, 0, locked).await?;
+            }
+            Ok::<_, dibs_policy::Error>(())
+        };
+        // It is cleared with the bump; until then plain packets are lost.
+        self.events.note("unlock connections", cleared.await);
+    }
+
+    async fn silence(&self, lives: &[Live]) {
+        marking::silence(self, lives.iter()).await;
+    }
+
+    fn end_drains(&self, pair: &FlowKey) {
+        marking::end_drains(self, pair);
+    }
+
+    fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>) {
+        if let Some(bump) = self.bumps.inside(bump) {
+            // Without the data path nothing goes on.
+            let _ = self.driver.solicit(bump, *pair);
+        }
+    }
+
+    fn expect_rates(&self, lives: &[Live]) {
+        marking::expect_rates(self, lives.iter());
+    }
+
+    async fn ask(&self, peer: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered> {
+        self.rpc.ask(peer, body).await
+    }
+
+    async fn sleep(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn wake(&self, task: engine::Task) {
+        let tasks: &[Task] = match task {
+            engine::Task::Tell => &[Task::Tell],
+            engine::Task::Confirm => &[Task::Confirm],
+            engine::Task::Lock => &[Task::Lock],
+            engine::Task::Rules => &[Task::Hours, Task::Sessions, Task::Users],
+        };
+        tasks.iter().for_each(|task| self.wakers.wake(*task));
+    }
+
+    fn tell(&self, news: News<'_, Live, Rule>) {
+        tracing::trace!(?news, "switching");
+        match news {
+            News::Refused(Refusal::Implausible(why)) | News::Implausible(why) => {
+                self.state.borrow_mut().refused.note(why);
+            }
+            News::Peer { peer, why } => self.warn_of_peer(peer, why),
+            News::Fault(why) => tracing::warn!("{why}"),
+            News::Switched { peer, bump, conns } => {
+                let name = self.peer_name(peer).to_owned();
+                let bump = self.bumps.name_of(bump).to_owned();
+                self.events.tell_of_conns(
+                    conns.iter().map(|live| live.uid),
+                    "switched",
+                    |count| format!("peer {name} moved {count} connection(s) to {bump}"),
+                    &[("peer", name.clone()), ("bump", bump.clone())],
+                );
+            }
+            News::GivenUp { peer, conn, .. } => {
+                let name = self.peer_name(peer).to_owned();
+                self.events.tell_of(
+                    Audience::of(conn.and_then(|live| live.uid)),
+                    "choice_refused",
+                    format!(
+                        "a rule of peer {name} wants a connection on its bump, and not where it was chosen to be"
+                    ),
+                    &[("peer", name)],
+                );
+            }
+            News::Kept { rule, count, why } => {
+                let (id, bump) = (rule.id, &rule.bump);
+                self.events.tell_of(
+                    Audience::of_rule(rule),
+                    "kept",
+                    format!(
+                        "{count} connection(s) of rule {id}, which holds no more, stay on {bump}: {why}"
+                    ),
+                    &[("rule", id.to_string()), ("bump", bump.clone())],
+                );
+            }
+            _ => {}
+        }
+    }
+}

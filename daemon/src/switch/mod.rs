@@ -1,0 +1,164 @@
+//! What the main thread holds: the owners of all that it knows, by subject.
+//!
+//! All of it runs on one thread. State is borrowed only between two waits; what must not interleave takes a turn of
+//! the users' ([`Users`]) or of the [`Kernel`]'s. What peers ask is dealt with without a turn of the users', so that two
+//! daemons that ask each other do not wait for each other. What needs several owners is a function of the module of its
+//! subject.
+
+pub(crate) mod answers;
+pub(crate) mod confirming;
+pub mod guard;
+pub(crate) mod hearing;
+pub(crate) mod host_changes;
+pub(crate) mod hours;
+pub(crate) mod knocking;
+pub(crate) mod listing;
+pub(crate) mod locking;
+pub(crate) mod machine;
+pub(crate) mod marking;
+pub(crate) mod metering;
+pub(crate) mod names;
+pub(crate) mod news;
+pub(crate) mod preferring;
+pub(crate) mod probing;
+pub(crate) mod questions;
+pub(crate) mod reconcile;
+pub(crate) mod recovery;
+pub(crate) mod reloading;
+pub(crate) mod requests;
+pub(crate) mod resync;
+pub(crate) mod rpc;
+pub mod run;
+pub(crate) mod sessions;
+pub(crate) mod silence;
+pub mod startup;
+pub(crate) mod state;
+pub(crate) mod sweep;
+pub(crate) mod switching;
+pub(crate) mod telling;
+pub(crate) mod tracking;
+pub(crate) mod wakers;
+pub(crate) mod wants;
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use dibs_config::Config;
+use dibs_switch::table::Conn;
+use dibs_wire::FlowKey;
+
+use crate::control::Users;
+use crate::control::events::Events;
+use crate::data::Driver;
+use crate::data::bumps::Bumps;
+use crate::data::endpoints::Endpoints;
+use crate::data::preferences::Preferences;
+use crate::host::Host;
+use crate::host::clock::now;
+use crate::host::live::Registry;
+use crate::host::peer_warnings::PeerWarnings;
+use crate::kernel::Kernel;
+use crate::rulebook::kept::Kept;
+use crate::rulebook::scheduling::FlowSchedulers;
+use crate::rulebook::state_file::{Saved, SavedChoice, StateFile};
+use crate::switch::answers::Answers;
+use crate::switch::rpc::Rpc;
+use crate::switch::wakers::Wakers;
+
+pub(crate) use state::{PeerState, Refused, State};
+
+/// The main thread's side of the daemon.
+pub(crate) struct Daemon {
+    /// As read at the start.
+    pub(crate) config: Config,
+    /// Names this host in versions.
+    pub(crate) host_id: u64,
+    pub(crate) started: Instant,
+    pub(crate) bumps: Bumps,
+    /// The data path.
+    pub(crate) driver: Driver,
+    pub(crate) endpoints: Endpoints,
+    pub(crate) host: Host,
+    pub(crate) kernel: Kernel,
+    pub(crate) state: RefCell<State>,
+    pub(crate) file: StateFile,
+    /// Wishes kept for the guard, as last written.
+    pub(crate) kept: tokio::sync::Mutex<Option<Kept>>,
+    /// How paths are used.
+    pub(crate) preferences: RefCell<Preferences>,
+    pub(crate) flow_schedulers: FlowSchedulers,
+    /// Numbers of connections, for users.
+    pub(crate) registry: RefCell<Registry>,
+    /// Whether anything comes back by devices.
+    pub(crate) answers: RefCell<Answers>,
+    pub(crate) users: Users,
+    /// What is said to peers' daemons.
+    pub(crate) rpc: Rpc,
+    pub(crate) wakers: Wakers,
+    pub(crate) events: Events,
+    pub(crate) peer_warnings: PeerWarnings,
+}
+
+impl Daemon {
+    /// The peer that an address is behind, by index: the longest prefix decides.
+    pub(crate) fn peer_of(&self, address: IpAddr) -> Option<usize> {
+        let lengths = self
+            .config
+            .peers
+            .iter()
+            .enumerate()
+            .flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (index, net)))
+            .filter(|(_, net)| net.contains(&address));
+        lengths
+            .max_by_key(|(_, net)| net.prefix_len())
+            .map(|(index, _)| index)
+    }
+
+    /// The name of a peer.
+    pub(crate) fn peer_name(&self, peer: usize) -> &str {
+        &self.config.peers[peer].name
+    }
+
+    /// Warns of something that a peer causes.
+    pub(crate) fn warn_of_peer(&self, peer: usize, text: &str) {
+        let of = (peer, self.peer_name(peer));
+        self.peer_warnings.warn(now(), of, text);
+    }
+
+    /// Changes what is known of a connection.
+    pub(crate) fn update<R>(&self, pair: &FlowKey, change: impl FnOnce(&mut Conn) -> R) -> R {
+        self.state.borrow_mut().conns.update(pair, change)
+    }
+
+    /// Writes what is to outlive us; the sweep does so again if that fails.
+    pub(crate) fn save(&self) -> anyhow::Result<()> {
+        let state = self.state.borrow();
+        let engaged = state.peers.iter().zip(&self.config.peers);
+        let saved = Saved {
+            next_rule: state.rules.next(),
+            rules: state.rules.saved().to_vec(),
+            choices: state
+                .conns
+                .choices()
+                .map(|(conn, choice)| SavedChoice { conn, choice })
+                .collect(),
+            engaged: engaged
+                .map(|(state, peer)| (peer.public_key.to_string(), state.wants.bumps()))
+                .filter(|(_, bumps)| *bumps != 0)
+                .collect(),
+            addresses: self.host.addresses().clone(),
+            devices: { self.bumps.device_names().into_iter() }
+                .map(|(bump, name)| (bump.get(), name))
+                .collect(),
+            preferences: self.preferences.borrow().wishes().clone(),
+            ..Saved::default()
+        };
+        self.file.save(saved)
+    }
+
+    /// As [`save`](Self::save), where nobody waits for it.
+    pub(crate) fn save_or_warn(&self) {
+        self.events.note("save", self.save());
+    }
+}
