@@ -6,6 +6,7 @@ pub(crate) mod links;
 pub(crate) mod notices;
 pub mod preferences;
 pub(crate) mod priority;
+pub(crate) mod rpc;
 pub(crate) mod socket;
 pub(crate) mod thread;
 pub(crate) mod volumes;

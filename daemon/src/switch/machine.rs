@@ -27,7 +27,7 @@ use crate::rulebook::{Active, Rules};
 use crate::switch::marking::MarkError;
 use crate::switch::wakers::Task;
 use crate::switch::{Daemon, State};
-use crate::switch::{knocking, locking, marking, reconcile, switching, wants};
+use crate::switch::{knocking, locking, marking, reconcile, sessions, switching};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -108,11 +108,11 @@ impl Machine for Daemon {
 
     fn rules_want(&self, peer: usize) -> u16 {
         let state = self.state.borrow();
-        wants::of_rules(self, state.rules.in_force(), peer)
+        sessions::bumps_of(self, state.rules.in_force(), peer)
     }
 
     fn book_wants(&self, rules: &Rules, peer: usize) -> u16 {
-        wants::of_rules(self, rules.in_force(), peer)
+        sessions::bumps_of(self, rules.in_force(), peer)
     }
 
     fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {

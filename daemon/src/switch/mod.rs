@@ -6,28 +6,23 @@
 //! subject.
 
 pub(crate) mod answers;
-pub(crate) mod confirming;
+pub(crate) mod conditions;
 pub mod guard;
 pub(crate) mod hearing;
 pub(crate) mod host_changes;
-pub(crate) mod hours;
 pub(crate) mod knocking;
 pub(crate) mod listing;
 pub(crate) mod locking;
 pub(crate) mod machine;
 pub(crate) mod marking;
+pub(crate) mod messages;
 pub(crate) mod metering;
 pub(crate) mod names;
 pub(crate) mod news;
-pub(crate) mod preferring;
 pub(crate) mod probing;
-pub(crate) mod questions;
 pub(crate) mod reconcile;
-pub(crate) mod recovery;
 pub(crate) mod reloading;
 pub(crate) mod requests;
-pub(crate) mod resync;
-pub(crate) mod rpc;
 pub mod run;
 pub(crate) mod sessions;
 pub(crate) mod silence;
@@ -35,10 +30,8 @@ pub mod startup;
 pub(crate) mod state;
 pub(crate) mod sweep;
 pub(crate) mod switching;
-pub(crate) mod telling;
 pub(crate) mod tracking;
 pub(crate) mod wakers;
-pub(crate) mod wants;
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -54,6 +47,7 @@ use crate::data::Driver;
 use crate::data::bumps::Bumps;
 use crate::data::endpoints::Endpoints;
 use crate::data::preferences::Preferences;
+use crate::data::rpc::Rpc;
 use crate::host::Host;
 use crate::host::clock::now;
 use crate::host::live::Registry;
@@ -63,7 +57,6 @@ use crate::rulebook::kept::Kept;
 use crate::rulebook::scheduling::FlowSchedulers;
 use crate::rulebook::state_file::{Saved, SavedChoice, StateFile};
 use crate::switch::answers::Answers;
-use crate::switch::rpc::Rpc;
 use crate::switch::wakers::Wakers;
 
 pub(crate) use state::{PeerState, Refused, State};

@@ -20,6 +20,7 @@ use crate::data::bumps::Bumps;
 use crate::data::endpoints::Endpoints;
 use crate::data::notices::Notices;
 use crate::data::preferences::Preferences;
+use crate::data::rpc::Rpc;
 use crate::data::{Driver, thread};
 use crate::host::Host;
 use crate::host::interfaces::{Interfaces, Inventory};
@@ -31,10 +32,9 @@ use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
 use crate::rulebook::{restoring, unresolved};
 use crate::switch::Daemon;
-use crate::switch::rpc::Rpc;
 use crate::switch::{
-    confirming, hours, locking, metering, preferring, probing, reconcile, recovery, reloading,
-    silence, startup, telling, tracking,
+    conditions, locking, messages, metering, probing, reconcile, reloading, sessions, silence,
+    startup, tracking,
 };
 use crate::switch::{host_changes, names, news, sweep};
 
@@ -130,7 +130,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     if !daemon.state.borrow().installed.is_empty() {
         backstop::find_followed(&daemon).await?;
     }
-    recovery::take_up(&daemon)
+    sessions::take_up(&daemon)
         .await
         .context("cannot take up connections")?;
     // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
@@ -180,13 +180,13 @@ async fn main_loop(
     tokio::task::spawn_local(host_changes::follow(own()));
     tokio::task::spawn_local(names::keep(own()));
     tokio::task::spawn_local(sweep::keep(own()));
-    tokio::task::spawn_local(hours::keep(own()));
+    tokio::task::spawn_local(conditions::follow_hours(own()));
     tokio::task::spawn_local(unresolved::keep(own()));
-    tokio::task::spawn_local(preferring::keep(own()));
+    tokio::task::spawn_local(conditions::follow_sessions(own()));
     tokio::task::spawn_local(metering::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));
-    tokio::task::spawn_local(telling::keep(own()));
-    tokio::task::spawn_local(confirming::keep(own()));
+    tokio::task::spawn_local(messages::keep_telling(own()));
+    tokio::task::spawn_local(messages::keep_asking(own()));
     tokio::task::spawn_local(locking::keep(own()));
     tokio::task::spawn_local(silence::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;

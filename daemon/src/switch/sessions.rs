@@ -1,15 +1,28 @@
-//! Which peers have a session, and what they lack for a bump.
+//! Sessions with peers: which stand, what a peer lacks for a bump and which bumps rules need there, and what is done when
+//! one is new: connections go on at once after an outage, and not when TCP tries again by itself
+//! (`dibs_core::node::Node::solicit`).
+//!
+//! A peer may begin a session with each handshake. So that is done for one session of a peer at a time, and once a second
+//! at most; sessions that begin meanwhile are dealt with together.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_control::{KeyOrigin, PeerState};
 use dibs_core::node::PeerSnapshot;
 use dibs_core::session;
 use dibs_settings::BumpId;
-use dibs_switch::engine;
+use dibs_switch::engine::tells;
+use dibs_switch::{engine, rules};
+use ipnet::IpNet;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 use crate::data::Gone;
 use crate::data::bumps::of_mask;
+use crate::host::live::Live;
+use crate::kernel::connections;
+use crate::rulebook::rules::Rule;
 use crate::switch::Daemon;
 
 /// How a peer stands: a session alone does not mean that it answers.
@@ -115,4 +128,148 @@ pub(crate) async fn lacking(
         .collect();
     let all = whys.iter().all(Option::is_some);
     Ok(whys.pop().flatten().filter(|_| all))
+}
+
+/// Bumps that these rules put connections of a peer into; bit n for number n.
+pub(crate) fn bumps_of<'a>(
+    daemon: &Daemon,
+    in_force: impl Iterator<Item = &'a Rule>,
+    peer: usize,
+) -> u16 {
+    let concerns = |rule: &&Rule| {
+        let mut to = rule.classes.iter().map(|class| class.destination);
+        to.any(|to| to.is_none_or(|to| leads_to(daemon, peer, to)))
+    };
+    rules::wanted(in_force.filter(concerns))
+}
+
+/// True if some of these addresses are behind a peer.
+pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: IpNet) -> bool {
+    let mut behind = daemon.config.peers[peer].addresses.iter();
+    behind.any(|net| net.contains(&to) || to.contains(net))
+}
+
+/// Takes up the connections that were on bumps before this daemon started. To be called once the
+/// kernel steers, and before any path is up.
+pub(crate) async fn take_up(daemon: &Daemon) -> anyhow::Result<()> {
+    for (live, bump) in bumped(daemon).await? {
+        let outstanding = live.counts.outstanding;
+        daemon.driver.resume(bump, live.pair, outstanding)?;
+    }
+    Ok(())
+}
+
+/// Has this host's kernel tell the peer's where the connections between them stand.
+pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> {
+    for (live, bump) in bumped(daemon).await? {
+        if live.peer == peer {
+            daemon.driver.solicit(bump, live.pair)?;
+        }
+    }
+    Ok(())
+}
+
+/// The connections that the data path carries, with their bumps.
+async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, BumpId)>> {
+    let lives = connections::all(daemon).await?.into_iter();
+    let lives = lives.filter(|live| !live.over && !live.bound);
+    let inside = |live| {
+        let bump = connections::bump_of(daemon, &live);
+        Some((live, daemon.bumps.inside(bump)?))
+    };
+    Ok(lives.filter_map(inside).collect())
+}
+
+/// Least time between the sessions of a peer that are dealt with.
+const SPACING: Duration = Duration::from_secs(1);
+
+/// New sessions of all peers, by index.
+pub(crate) struct Resyncs(Vec<Rc<Notify>>);
+
+impl Resyncs {
+    /// Has new sessions dealt with from now on.
+    pub(crate) fn open(daemon: &Rc<Daemon>) -> Self {
+        let open = |peer| {
+            let (daemon, begun) = (Rc::clone(daemon), Rc::new(Notify::new()));
+            let asked = Rc::clone(&begun);
+            tokio::task::spawn_local(async move {
+                merged(&asked, async || greet(&daemon, peer).await).await;
+            });
+            begun
+        };
+        Self((0..daemon.config.peers.len()).map(open).collect())
+    }
+
+    /// A peer has a new session.
+    pub(crate) fn begin(&self, peer: usize) {
+        self.0[peer].notify_one();
+    }
+}
+
+/// Does the work each time that it is asked for: never twice at once, once in [`SPACING`] at most, and once for all
+/// that asked meanwhile.
+async fn merged(asked: &Notify, mut work: impl AsyncFnMut()) {
+    loop {
+        asked.notified().await;
+        let begin = Instant::now();
+        work().await;
+        sleep_until(begin + SPACING).await;
+    }
+}
+
+/// Takes up what there is with a peer whose session is new.
+async fn greet(daemon: &Daemon, peer: usize) {
+    // How late it was when we called.
+    daemon.events.note("save", daemon.save());
+    tell_lacks(daemon, peer).await;
+    if let Err(error) = recover(daemon, peer).await {
+        daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
+    }
+    tells::resync(daemon, peer).await;
+    if let Err(error) = recover(daemon, peer).await {
+        daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// A peer restarts 1000 times within ten seconds, and telling it takes 300 ms.
+    #[tokio::test(flavor = "current_thread", start_paused = true)]
+    async fn sessions_that_begin_meanwhile_are_one() {
+        let (asked, begun, under_way) = (Notify::new(), Cell::new(0), Cell::new(0));
+        let work = async || {
+            begun.update(|count| count + 1);
+            under_way.update(|count| count + 1);
+            assert_eq!(under_way.get(), 1, "one at a time");
+            sleep(Duration::from_millis(300)).await;
+            under_way.update(|count| count - 1);
+        };
+        let restarts = async {
+            for _ in 0..1000 {
+                asked.notify_one();
+                sleep(Duration::from_millis(10)).await;
+            }
+            sleep(3 * SPACING).await;
+        };
+        tokio::select! {
+            () = merged(&asked, work) => unreachable!("it goes on"),
+            () = restarts => {}
+        }
+        assert_eq!(begun.get(), 11, "one a second, and one for the last");
+        // The next one does not wait.
+        let next = async {
+            asked.notify_one();
+            sleep(Duration::from_millis(1)).await;
+        };
+        tokio::select! {
+            () = merged(&asked, async || begun.set(0)) => unreachable!("it goes on"),
+            () = next => assert_eq!(begun.get(), 0),
+        }
+    }
 }

@@ -14,8 +14,8 @@ use dibs_switch::silence::{Change, Port};
 use crate::host::live::Live;
 use crate::rulebook::rules::Rule;
 use crate::switch::Daemon;
+use crate::switch::sessions;
 use crate::switch::wakers::Task;
-use crate::switch::wants;
 
 /// A peer is told again no sooner.
 const PACE: Duration = Duration::from_secs(1);
@@ -208,7 +208,7 @@ pub(crate) fn in_the_way(daemon: &Daemon, rule: &Rule) -> Vec<String> {
             at.bump == rule.bump_id()
                 && classes.any(|class| {
                     class.dport.is_none_or(|ports| ports.contains(at.port)) && { class.destination }
-                        .is_none_or(|to| wants::leads_to(daemon, peer, to))
+                        .is_none_or(|to| sessions::leads_to(daemon, peer, to))
                 })
         };
         let silent = state.silent_there.ports().filter(is_meant);

@@ -1,5 +1,6 @@
-//! What peers' daemons ask: each peer has a desk of its own, where its questions are dealt with one after the other.
-//! However much one asks, and however long that takes, those of the others go on.
+//! Messages between the daemons. Each peer has a desk of its own, where its questions are dealt with one after the other:
+//! however much one asks, and however long that takes, those of the others go on. Peers are told of choices, and asked
+//! whether connections that are on a bump here are on it there too: those are locked.
 //!
 //! A question that waits has a place in the node (`dibs_core::node::Node::control_done`); what comes while all of a peer's
 //! places are taken is not acknowledged, and comes again. Answers give theirs back at once, so they pass by the
@@ -7,17 +8,20 @@
 //! two daemons that ask each other more than either has places for still both get their answers.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use dibs_switch::conns::Version;
-use dibs_switch::engine::{ROUND, locks, switches, wants};
+use dibs_switch::engine::{ROUND, locks, rules, switches, tells, wants};
 use dibs_switch::knock::Numbers;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
-use crate::switch::Daemon;
-use crate::switch::{knocking, silence};
+use crate::host::clock::{instant, now};
+use crate::host::log::or_warn;
+use crate::switch::wakers::Task;
+use crate::switch::{Daemon, knocking, silence};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -177,5 +181,157 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                 daemon.rpc.answer(peer, request, outcomes).await;
             }
         }
+    }
+}
+
+/// Tells peers what they are to be told, when it is due; one that does not answer holds up no other.
+pub(crate) async fn keep_telling(daemon: Rc<Daemon>) {
+    loop {
+        let due = {
+            let conns = &daemon.state.borrow().conns;
+            conns
+                .next_telling()
+                .into_iter()
+                .chain(conns.next_moved())
+                .min()
+        };
+        let told = daemon.wakers.woken(Task::Tell);
+        match due {
+            None => {
+                told.await;
+                continue;
+            }
+            Some(due) => {
+                if tokio::time::timeout_at(instant(due), told).await.is_ok() {
+                    continue;
+                }
+            }
+        }
+        let moved = daemon.state.borrow_mut().conns.take_moved(now());
+        if !moved.is_empty() {
+            let daemon = Rc::clone(&daemon);
+            tokio::task::spawn_local(async move {
+                // Nobody changes rules meanwhile.
+                let _turn = daemon.users.own_turn().await;
+                or_warn(rules::follow_again(&*daemon, moved).await);
+            });
+        }
+        for (peer, due) in tells::take_due(&*daemon, None) {
+            let daemon = Rc::clone(&daemon);
+            tokio::task::spawn_local(async move {
+                // What it does not answer it is told again.
+                let _ = tells::tell_choices(&*daemon, peer, due).await;
+            });
+        }
+    }
+}
+
+/// Between two looks that nothing gave cause for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Peers that are being asked. True: a look passed over one meanwhile.
+type Busy = Rc<RefCell<BTreeMap<usize, bool>>>;
+
+/// Has peers asked about connections that are on a bump here.
+async fn ask_confirmations(daemon: &Rc<Daemon>, busy: &Busy) -> anyhow::Result<()> {
+    for (peer, asked) in locks::unconfirmed(&**daemon).await? {
+        let of_task = Rc::clone(daemon);
+        let ask = async move {
+            let confirmed = locks::ask(&*of_task, peer, &asked).await;
+            of_task.events.note("lock what peers confirmed", confirmed);
+        };
+        let of_task = Rc::clone(daemon);
+        ask_apart(busy, peer, ask, move || of_task.wakers.wake(Task::Confirm));
+    }
+    Ok(())
+}
+
+/// Has a peer asked by a task of its own, so that one that does not answer holds up no other. One that is still being
+/// asked is passed over; `look_again` is called when that is over.
+fn ask_apart(
+    busy: &Busy,
+    peer: usize,
+    ask: impl Future<Output = ()> + 'static,
+    look_again: impl FnOnce() + 'static,
+) {
+    if let Some(passed_over) = busy.borrow_mut().get_mut(&peer) {
+        *passed_over = true;
+        return;
+    }
+    busy.borrow_mut().insert(peer, false);
+    let busy = Rc::clone(busy);
+    tokio::task::spawn_local(async move {
+        ask.await;
+        if busy.borrow_mut().remove(&peer) == Some(true) {
+            look_again();
+        }
+    });
+}
+
+/// Asks peers to confirm, after each switch and from time to time.
+pub(crate) async fn keep_asking(daemon: Rc<Daemon>) {
+    let busy = Busy::default();
+    loop {
+        let woken = daemon.wakers.woken(Task::Confirm);
+        let _ = tokio::time::timeout(LOOK_EVERY, woken).await;
+        daemon.events.note(
+            "ask peers to confirm",
+            ask_confirmations(&daemon, &busy).await,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::sync::Notify;
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// Peer 0 says nothing, look after look; peer 1 is asked and answers at each of them.
+    #[tokio::test]
+    async fn a_silent_peer_keeps_nobody_from_being_asked() {
+        let tasks = LocalSet::new();
+        let silence = Rc::new(Notify::new());
+        let [asked, looks] = [(); 2].map(|()| Rc::new(Cell::new([0, 0])));
+        let busy = Busy::default();
+        let look = || {
+            for peer in [0, 1] {
+                let (silence, asked) = (Rc::clone(&silence), Rc::clone(&asked));
+                let ask = async move {
+                    asked.update(|mut counts| {
+                        counts[peer] += 1;
+                        counts
+                    });
+                    if peer == 0 {
+                        silence.notified().await;
+                    }
+                };
+                let looks = Rc::clone(&looks);
+                ask_apart(&busy, peer, ask, move || {
+                    looks.update(|mut counts: [u32; 2]| {
+                        counts[peer] += 1;
+                        counts
+                    });
+                });
+            }
+        };
+        let step = || tasks.run_until(async { tokio::task::yield_now().await });
+        for round in 1..=3 {
+            tasks.run_until(async { look() }).await;
+            step().await;
+            assert_eq!(asked.get(), [1, round]);
+            assert_eq!(looks.get(), [0, 0]);
+        }
+        // It is asked again, once it has answered, about what came meanwhile.
+        silence.notify_waiters();
+        step().await;
+        step().await;
+        assert_eq!(looks.get(), [1, 0]);
+        tasks.run_until(async { look() }).await;
+        step().await;
+        assert_eq!(asked.get(), [2, 4]);
     }
 }
