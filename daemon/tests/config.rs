@@ -13,7 +13,7 @@ use dibs_settings::{BumpId, Term};
 use dibs_switch::rules::Fit;
 use dibsd::data::bumps;
 use dibsd::host::interfaces::{Interface, Inventory};
-use dibsd::kernel::steering;
+use dibsd::rulebook::kept;
 use dibsd::rulebook::rules::{FIRST_USER_RULE, of_file, of_user};
 use dibsd::switch::startup;
 
@@ -341,11 +341,11 @@ fn nothing_in_use_is_nothing_installed() {
     let addresses = inventory().host_addresses(BumpId::is_tun);
     let classes = || rule.classes.iter().cloned();
     let host = inventory();
-    let idle = steering::desired(&config, &host, classes(), &BTreeSet::new(), &addresses);
+    let idle = kept::desired(&config, &host, classes(), &BTreeSet::new(), &addresses);
     assert!(Plan::new(&idle).unwrap().is_empty());
     assert_eq!(idle, Desired::default());
 
-    let used = steering::desired(
+    let used = kept::desired(
         &config,
         &host,
         classes(),
@@ -364,7 +364,7 @@ fn settings_reach_the_kernel() {
     let more = "fail = \"open\"\ntable_base = 7000\nmark_mask = 0xff00";
     let config = config(more, "");
     let used = BTreeSet::from([scramble()]);
-    let wish = steering::desired(&config, &inventory(), std::iter::empty(), &used, &[]);
+    let wish = kept::desired(&config, &inventory(), std::iter::empty(), &used, &[]);
     assert_eq!(wish.fail, Fail::Open);
     assert_eq!(wish.table_base, 7000);
     // Of a longer run the lowest six bits.

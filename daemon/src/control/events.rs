@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use dibs_control::Event;
 use tokio::sync::broadcast;
 
-use crate::control::caller::Caller;
+use crate::control::{Caller, ROOT};
 use crate::host::clock::wall;
 use crate::host::log;
-use crate::rulebook::rules::{ROOT, Rule};
 
 /// Events that wait for a slow follower.
 const EVENTS: usize = 256;
@@ -34,11 +33,6 @@ impl Audience {
             Some(uid) if uid != ROOT => Self::User(uid),
             _ => Self::Root,
         }
-    }
-
-    /// Of what concerns a rule.
-    pub(crate) fn of_rule(rule: &Rule) -> Self {
-        Self::of(rule.only_user())
     }
 
     fn includes(self, caller: Caller) -> bool {

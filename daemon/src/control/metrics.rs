@@ -21,9 +21,6 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use tokio::net::TcpListener;
 
 use self::server::{Answer, Collects, Limits, Server};
-use crate::control::caller::Caller;
-use crate::switch::Daemon;
-use crate::switch::listing;
 
 /// Listens there; where that cannot be, says so in the log: steering does not depend on it.
 pub(crate) async fn bind(address: SocketAddr) -> Option<TcpListener> {
@@ -39,16 +36,22 @@ pub(crate) async fn bind(address: SocketAddr) -> Option<TcpListener> {
     }
 }
 
-/// Serves scrapes without end. Runs inside a [`tokio::task::LocalSet`].
-pub(crate) async fn serve(daemon: Rc<Daemon>, listener: TcpListener) {
-    Rc::new(Server::new(daemon, Limits::USUAL))
+/// Serves scrapes without end, of the status that `ask` brings. Runs inside a [`tokio::task::LocalSet`].
+pub(crate) async fn serve<A>(ask: A, listener: TcpListener)
+where
+    A: AsyncFn() -> anyhow::Result<Status> + 'static,
+{
+    Rc::new(Server::new(Asking(ask), Limits::USUAL))
         .serve(listener)
         .await;
 }
 
-impl Collects for Rc<Daemon> {
+/// The source of the status.
+struct Asking<A>(A);
+
+impl<A: AsyncFn() -> anyhow::Result<Status>> Collects for Asking<A> {
     async fn collect(&self) -> Answer {
-        match listing::status(self, Caller { uid: 0 }).await {
+        match self.0().await {
             Ok(status) => match text(&status) {
                 Ok(text) => Answer::metrics(text),
                 Err(error) => Answer::plain("500 Internal Server Error", format!("{error}\n")),

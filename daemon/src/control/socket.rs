@@ -16,12 +16,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::control::caller::{Caller, failure};
 use crate::control::events::Told;
-use crate::control::{CLIENTS_OF_UID, TurnedAway};
-use crate::switch::Daemon;
-use crate::switch::requests;
-use crate::switch::switching::Progress;
+use crate::control::{CLIENTS_OF_UID, Caller, Progress, TurnedAway};
 
 /// Clients of members of the group that are served at once: they cannot keep root out.
 const CLIENTS: usize = 64;
@@ -86,26 +82,6 @@ pub(crate) trait Serves: 'static {
     fn turned_away(&self) -> &TurnedAway;
 }
 
-impl Serves for Daemon {
-    async fn serve(
-        &self,
-        caller: Caller,
-        request: Request,
-        progress: &Progress,
-    ) -> Result<Reply, Failure> {
-        let served = requests::serve(self, caller, request, progress).await;
-        served.map_err(failure)
-    }
-
-    fn follow(&self) -> broadcast::Receiver<Told> {
-        self.events.follow()
-    }
-
-    fn turned_away(&self) -> &TurnedAway {
-        self.users.turned_away()
-    }
-}
-
 /// The places of members of the group, by uid.
 #[derive(Default)]
 struct Places(RefCell<BTreeMap<u32, usize>>);
@@ -155,8 +131,8 @@ impl Drop for Place {
 }
 
 /// Serves clients without end. Runs inside a [`tokio::task::LocalSet`].
-pub(crate) async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
-    serve_within(daemon, listener, IDLE).await;
+pub(crate) async fn serve<S: Serves>(served: Rc<S>, listener: UnixListener) {
+    serve_within(served, listener, IDLE).await;
 }
 
 /// The same; a client has `idle` to ask something, and to read the answer.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use dibs_config::{BuiltIn, BumpConfig, Config};
 use dibs_core::bump::{self, Bump, MAX_NUMBER, Padding, Scheme};
+use dibs_policy::MarkLayout;
 use dibs_settings::BumpId;
 use dibs_switch::messages::{Body, Outcome};
 
@@ -14,6 +15,12 @@ pub(crate) const FIRST_DEVICE: u8 = 8;
 pub(crate) const NOBODYS: BumpId = BumpId::new(MAX_NUMBER + 1).expect("there are few of ours");
 
 const _: () = assert!(NOBODYS.get() < FIRST_DEVICE);
+
+/// Field in the marks: the lowest six bits of the configured run.
+pub fn marks(config: &Config) -> MarkLayout {
+    let mask = config.daemon.mark_mask;
+    MarkLayout::new(0x3f << mask.trailing_zeros()).expect("the run has six bits at least")
+}
 
 /// A bump that connections can be put on.
 #[derive(Clone, Debug, PartialEq, Eq)]

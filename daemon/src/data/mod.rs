@@ -1,15 +1,11 @@
 //! The main thread's end of the data path.
 
 pub mod bumps;
-pub(crate) mod endpoints;
-pub(crate) mod links;
 pub(crate) mod notices;
-pub mod preferences;
 pub(crate) mod priority;
 pub(crate) mod rpc;
 pub(crate) mod socket;
 pub(crate) mod thread;
-pub(crate) mod volumes;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

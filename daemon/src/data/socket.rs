@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
@@ -167,4 +168,10 @@ impl PathIo {
             overflowed: socket.map_or(0, |socket| socket.counters().overflowed),
         }
     }
+}
+
+/// Endpoint without the number of its interface, which a link-local one may have: the path says that, and one endpoint
+/// would be two.
+pub(crate) fn unscoped(to: SocketAddr) -> SocketAddr {
+    SocketAddr::new(to.ip(), to.port())
 }

@@ -22,12 +22,10 @@ use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 use tokio::sync::oneshot;
 
-use crate::data::endpoints::unscoped;
 use crate::data::notices::{Notice, Notices, Teller};
 use crate::data::priority::Priority;
-use crate::data::socket::PathIo;
+use crate::data::socket::{PathIo, unscoped};
 use crate::data::{Command, Driver, DriverCounters, Snapshot, notices};
-
 /// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
 const RECEIVES: usize = 3;
 /// Datagrams in a receive call behind which more will have come meanwhile. They go into the same round,

@@ -1,7 +1,6 @@
 //! Connections of others that this host forwards: between the networks behind it and hosts behind peers.
 //! Their sockets are elsewhere, so what conntrack has of them stands for these.
 
-use std::collections::BTreeSet;
 use std::hash::Hasher as _;
 use std::net::IpAddr;
 
@@ -9,12 +8,12 @@ use dibs_config::Config;
 use dibs_policy::Error;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::TcpCounts;
-use dibs_settings::BumpId;
-use dibs_switch::conns::{Choice, Socket};
+use dibs_switch::conns::Socket;
 use dibs_wire::FlowKey;
 
+use crate::host::Host;
 use crate::host::live::Live;
-use crate::switch::Daemon;
+use crate::kernel::Kernel;
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const SYN_SENT: u8 = 1;
@@ -59,8 +58,8 @@ pub(crate) fn faults(config: &Config) -> Vec<String> {
 
 /// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only
 /// then it tracks anything.
-pub(crate) fn note_passing(daemon: &Daemon) {
-    if daemon.config.daemon.gateway.is_empty() {
+pub(crate) fn note_passing(config: &Config) {
+    if config.daemon.gateway.is_empty() {
         return;
     }
     for note in NOTES {
@@ -71,16 +70,14 @@ pub(crate) fn note_passing(daemon: &Daemon) {
 }
 
 /// Whether a connection is not this host's own, but passes it.
-pub(crate) fn passes(daemon: &Daemon, pair: &FlowKey) -> bool {
+pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
     let local = pair.src;
-    is_behind(&daemon.config, local)
-        && !daemon.host.has(local)
-        && daemon.peer_of(pair.dst).is_some()
+    is_behind(host.config(), local) && !host.has(local) && host.peer_of(pair.dst).is_some()
 }
 
 /// A tracked connection that passes this host.
-pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
-    let pair = entry.ends().into_iter().find(|pair| passes(daemon, pair))?;
+pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
+    let pair = entry.ends().into_iter().find(|pair| passes(host, pair))?;
     let began = entry.original.source() == pair.source();
     let in_order = |[first, second]: [u64; 2]| match began {
         true => (first, second),
@@ -92,7 +89,7 @@ pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
     let state = entry.tcp_state.unwrap_or(ESTABLISHED);
     Some(Live {
         pair,
-        peer: daemon.peer_of(pair.dst)?,
+        peer: host.peer_of(pair.dst)?,
         socket: name(entry),
         uid: None,
         inode: 0,
@@ -112,68 +109,31 @@ pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
 }
 
 /// All connections that pass this host.
-pub(crate) async fn all_passing(daemon: &Daemon) -> Result<Vec<Live>, Error> {
-    if daemon.config.daemon.gateway.is_empty() {
+pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
+    let host = kernel.host();
+    if host.config().daemon.gateway.is_empty() {
         return Ok(Vec::new());
     }
-    daemon
-        .kernel
-        .conntrack()?
-        .list(|entry| passing(daemon, &entry))
-        .await
+    let listed = |entry| passing(host, &entry);
+    kernel.conntrack()?.list(listed).await
 }
 
 /// Those of these connections that pass this host.
-pub(crate) async fn passing_of(daemon: &Daemon, pairs: &[FlowKey]) -> Result<Vec<Live>, Error> {
+pub(crate) async fn passing_of(kernel: &Kernel, pairs: &[FlowKey]) -> Result<Vec<Live>, Error> {
     let mut found = Vec::new();
-    for pair in pairs.iter().filter(|pair| passes(daemon, pair)) {
-        let entry = daemon.kernel.conntrack()?.get(pair).await?;
-        found.extend(entry.and_then(|entry| passing(daemon, &entry)));
+    let host = kernel.host();
+    for pair in pairs.iter().filter(|pair| passes(host, pair)) {
+        let entry = kernel.conntrack()?.get(pair).await?;
+        found.extend(entry.and_then(|entry| passing(host, &entry)));
     }
     Ok(found)
 }
 
 /// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
 /// knows: somebody flushed the table.
-pub(crate) fn was_passing(daemon: &Daemon, entry: &Connection) -> bool {
+pub(crate) fn was_passing(host: &Host, entry: &Connection) -> bool {
     let went_on = |state| (ESTABLISHED..=CLOSE_WAIT).contains(&state);
-    entry.tcp_state.is_some_and(went_on) && passing(daemon, entry).is_some()
-}
-
-/// Whether a connection that has no entry may live all the same.
-pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
-    passes(daemon, pair) && !daemon.state.borrow().conns.get(pair).ended
-}
-
-/// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
-/// entry, by our hand or its next packet, is named anew.
-pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
-    if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
-        daemon.update(&live.pair, |conn| conn.choice.rename(live.socket));
-        return false;
-    }
-    live.socket != choice.socket
-}
-
-/// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
-/// host does not know it any more it says so.
-pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Result<(), Error> {
-    for live in passing_of(daemon, std::slice::from_ref(pair)).await? {
-        daemon.update(pair, |conn| conn.choice.rename(live.socket));
-        if !daemon.bumps.is_outside(bump) {
-            // Without the data path nobody can be asked.
-            let _ = daemon.driver.solicit(bump, *pair);
-        }
-    }
-    Ok(())
-}
-
-/// The connections that pass and are locked.
-pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
-    let locked: Vec<FlowKey> = daemon.state.borrow().conns.locked().collect();
-    { locked.into_iter() }
-        .filter(|pair| passes(daemon, pair))
-        .collect()
+    entry.tcp_state.is_some_and(went_on) && passing(host, entry).is_some()
 }
 
 /// What tells a tracked connection from others of the same ends, before and after it.

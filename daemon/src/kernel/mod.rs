@@ -1,22 +1,25 @@
 //! The kernel's side of this host: what steers it, what nftables and conntrack are told, and how it stands.
 
-pub(crate) mod backstop;
 pub(crate) mod connections;
 pub(crate) mod conntracks;
+pub(crate) mod devices;
 pub(crate) mod gateway;
-pub mod steering;
+pub(crate) mod steering;
 pub(crate) mod subflows;
 pub(crate) mod translated;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dibs_config::{Config, Fail};
-use dibs_policy::{Backstop, Desired, Error, Standing};
+use dibs_config::Fail;
+use dibs_control::{BackstopInfo, BackstopState};
+use dibs_policy::{Backstop, Desired, Error, Standing, Strength};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
+use crate::host::Host;
 use crate::host::clock::wall;
 use crate::host::fresh::Fresh;
 use crate::kernel::conntracks::{Asking, Conntracks};
@@ -41,6 +44,7 @@ pub(crate) struct Dropped {
 /// What tells the kernel what, one task at a time, and what is known of how that went. Whoever needs more than one of its
 /// locks takes them in the order of the fields.
 pub(crate) struct Kernel {
+    host: Rc<Host>,
     steerer: Mutex<Steerer>,
     /// Held while all connections are looked through, of which there may be thousands: one list at a time.
     looking: Mutex<()>,
@@ -63,8 +67,9 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Steers by these.
-    pub(crate) fn new(steerer: Steerer, backstop: Backstop) -> Self {
+    pub(crate) fn new(host: Rc<Host>, steerer: Steerer, backstop: Backstop) -> Self {
         Self {
+            host,
             steerer: Mutex::new(steerer),
             looking: Mutex::default(),
             marking: Mutex::default(),
@@ -76,6 +81,11 @@ impl Kernel {
             restored: Cell::default(),
             dropped: Fresh::new(DROPPED_FOR),
         }
+    }
+
+    /// The host that it is of.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
     }
 
     /// What steers, for one task at a time.
@@ -150,8 +160,8 @@ impl Kernel {
 
     /// Why the backstop would not be taken of all that is wanted. Where steering fails open, nothing is backed; where
     /// there is no nftables, nothing can be, which `status` says.
-    pub(crate) async fn unbacked(&self, config: &Config, wish: &Desired) -> Option<String> {
-        if config.daemon.fail == Fail::Open {
+    pub(crate) async fn unbacked(&self, wish: &Desired) -> Option<String> {
+        if self.host.config().daemon.fail == Fail::Open {
             return None;
         }
         match self.backstop.lock().await.check(wish).await {
@@ -206,4 +216,20 @@ impl Kernel {
         dropped.unknown = unknown;
         dropped
     }
+}
+
+/// For the user.
+pub(crate) fn backstop_info(standing: &Standing) -> BackstopInfo {
+    let (state, reason) = match standing {
+        Standing::Idle => (BackstopState::Idle, None),
+        Standing::Stands(Strength::Lasting) => (BackstopState::Lasting, None),
+        Standing::Stands(Strength::WhileRunning) => (BackstopState::WhileRunning, None),
+        Standing::Stands(Strength::Shared) => (BackstopState::Shared, None),
+        Standing::Missing => {
+            let why = Error::NoNftables.to_string();
+            (BackstopState::Missing, Some(why))
+        }
+        Standing::Failed(why) => (BackstopState::Failed, Some(why.clone())),
+    };
+    BackstopInfo { state, reason }
 }

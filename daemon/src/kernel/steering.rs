@@ -2,34 +2,23 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
 use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
-use dibs_policy::{
-    BumpRoute, ClassRule, Counting, Desired, DeviceOwner, Fail, MarkLayout, Report, Steering,
-    System,
-};
+use dibs_policy::{BumpRoute, Counting, Desired, DeviceOwner, Report, Steering, System};
 use dibs_settings::BumpId;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 
 use crate::data::Driver;
-use crate::data::bumps::carried;
-use crate::host::interfaces::Inventory;
+use crate::data::bumps::marks;
 
 /// No real route has a larger MTU, so that a switch never makes a segment too long.
 const TUN_MTU: u16 = 65_535;
 
-/// Field in the marks: the lowest six bits of the configured run.
-pub fn marks(config: &Config) -> MarkLayout {
-    let mask = config.daemon.mark_mask;
-    MarkLayout::new(0x3f << mask.trailing_zeros()).expect("the run has six bits at least")
-}
-
 /// Steers for the daemon: kernel state and TUNs together.
-pub struct Steerer {
+pub(crate) struct Steerer {
     steering: Steering,
     driver: Driver,
     /// TUNs that the data path has not been given yet: what steers their connections does not stand.
@@ -39,51 +28,9 @@ pub struct Steerer {
     warned: BTreeSet<String>,
 }
 
-/// The wish that follows from the configuration, the rules, and the bumps in use.
-pub fn desired(
-    config: &Config,
-    inventory: &Inventory,
-    rules: impl Iterator<Item = ClassRule>,
-    in_use: &BTreeSet<BumpId>,
-    addresses: &[IpAddr],
-) -> Desired {
-    let peers: Vec<_> = config
-        .peers
-        .iter()
-        .flat_map(|peer| peer.addresses.clone())
-        .collect();
-    let carried = carried(config);
-    let foreign = |id: BumpId| {
-        let bump = carried.iter().find(|bump| bump.id == id);
-        bump.and_then(|bump| bump.device.as_deref())
-    };
-    let route = |&id: &BumpId| BumpRoute {
-        id,
-        device: inventory.device_name(foreign(id).unwrap_or(&id.tun_name())),
-        owner: match foreign(id) {
-            Some(_) => DeviceOwner::Foreign,
-            None => DeviceOwner::Ours,
-        },
-        addresses: addresses.to_vec(),
-        peers: peers.clone(),
-    };
-    Desired {
-        marks: marks(config),
-        table_base: config.daemon.table_base,
-        fail: match config.daemon.fail {
-            dibs_config::Fail::Closed => Fail::Closed,
-            dibs_config::Fail::Open => Fail::Open,
-        },
-        gateway: config.daemon.gateway.clone(),
-        bumps: in_use.iter().map(route).collect(),
-        rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
-        ..Desired::default()
-    }
-}
-
 impl Steerer {
     /// Steering of this host. Needs a tokio runtime.
-    pub fn new(driver: Driver) -> anyhow::Result<Self> {
+    pub(crate) fn new(driver: Driver) -> anyhow::Result<Self> {
         Ok(Self {
             steering: Steering::system(None)?,
             driver,
@@ -95,7 +42,7 @@ impl Steerer {
 
     /// Brings TUNs and kernel to the wish. TUNs come before what leads to them, and go after it. The data
     /// path has them last: the answer to what came out of one earlier would leave in plain.
-    pub async fn set(&mut self, desired: &Desired) -> anyhow::Result<Report> {
+    pub(crate) async fn set(&mut self, desired: &Desired) -> anyhow::Result<Report> {
         let ours = |bump: &&BumpRoute| bump.owner == DeviceOwner::Ours;
         let wanted: BTreeSet<BumpId> = { desired.bumps.iter().filter(ours) }
             .map(|bump| bump.id)
@@ -157,12 +104,12 @@ impl Steerer {
     }
 
     /// Whether the kernel tells when others change our chains.
-    pub async fn is_told(&mut self) -> bool {
+    pub(crate) async fn is_told(&mut self) -> bool {
         self.steering.is_told().await.unwrap_or(false)
     }
 
     /// Forgets the TUN of a bump: the data path lost it. The next [`set`](Self::set) opens another.
-    pub fn tun_lost(&mut self, bump: BumpId) {
+    pub(crate) fn tun_lost(&mut self, bump: BumpId) {
         self.open.remove(&bump);
     }
 
@@ -172,7 +119,7 @@ impl Steerer {
     }
 
     /// Removes everything of ours from the kernel, TUNs included.
-    pub async fn cleanup(&mut self, config: &Config) -> anyhow::Result<Report> {
+    pub(crate) async fn cleanup(&mut self, config: &Config) -> anyhow::Result<Report> {
         let report = self.steering.cleanup(marks(config)).await?;
         self.made.clear();
         self.close(BTreeSet::new()).await?;

@@ -8,9 +8,9 @@ use dibs_settings::BumpId;
 use dibs_switch::knock::Refusal;
 use dibs_wire::FlowKey;
 
+use crate::host::Host;
 use crate::host::live::Live;
 use crate::host::log::or_warn;
-use crate::switch::Daemon;
 
 /// Why connections cannot move.
 pub(crate) type Refused = BTreeMap<FlowKey, String>;
@@ -63,7 +63,7 @@ pub(crate) fn spread_refusals(
 
 /// Why connections cannot go to a bump of which other subflows are beyond the reach of bumps: bound to a device, or to
 /// hosts that are no peer's.
-pub(crate) async fn out_of_reach(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<Refused> {
+pub(crate) async fn out_of_reach(host: &Host, lives: &[Live]) -> anyhow::Result<Refused> {
     let tokens: BTreeSet<u32> = lives.iter().filter_map(|live| live.mptcp).collect();
     if tokens.is_empty() {
         return Ok(Refused::new());
@@ -78,7 +78,7 @@ pub(crate) async fn out_of_reach(daemon: &Daemon, lives: &[Live]) -> anyhow::Res
                 format!("{subflow} is bound to a device and cannot be steered"),
             ));
         }
-        let is_to_peer = daemon.peer_of(socket.key.dst).is_some();
+        let is_to_peer = host.peer_of(socket.key.dst).is_some();
         (!is_to_peer).then(|| (token, format!("{subflow} goes to a host that is no peer's")))
     });
     let beyond: BTreeMap<u32, String> = beyond.await?.into_iter().collect();
@@ -87,10 +87,10 @@ pub(crate) async fn out_of_reach(daemon: &Daemon, lives: &[Live]) -> anyhow::Res
 }
 
 /// Connections of these that can be steered there: of an MPTCP connection all subflows or none.
-pub(crate) async fn steerable(daemon: &Daemon, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
+pub(crate) async fn steerable(host: &Host, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
     let mut refused = match bump {
         None => Refused::new(),
-        Some(_) => or_warn(out_of_reach(daemon, lives).await).unwrap_or_default(),
+        Some(_) => or_warn(out_of_reach(host, lives).await).unwrap_or_default(),
     };
     let bound = lives.iter().filter(|live| live.bound);
     let why = |live: &Live| (live.pair, "its socket is bound to a device".to_owned());

@@ -8,15 +8,15 @@ use dibs_policy::translation;
 use dibs_wire::FlowKey;
 
 use crate::host::live::Live;
-use crate::switch::Daemon;
+use crate::kernel::Kernel;
 
 /// Why connections cannot be moved to a bump whose source is translated here.
 pub(crate) async fn translated(
-    daemon: &Daemon,
+    kernel: &Kernel,
     lives: &[Live],
 ) -> anyhow::Result<HashMap<FlowKey, String>> {
     let mut refused = HashMap::new();
-    let mut conntrack = daemon.kernel.conntrack()?;
+    let mut conntrack = kernel.conntrack()?;
     for pair in lives.iter().map(|live| live.pair) {
         let entry = conntrack.get(&pair).await?;
         // As its answers come, if they came here untranslated.

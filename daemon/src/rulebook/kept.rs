@@ -3,18 +3,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use dibs_config::Config;
 use dibs_control::RuleOrigin;
-use dibs_policy::{ClassRule, Desired};
+use dibs_policy::{BumpRoute, ClassRule, Desired, DeviceOwner, Fail};
+use dibs_settings::BumpId;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 
-use crate::data::volumes::write;
+use crate::data::bumps::{carried, marks};
 use crate::host::interfaces::Inventory;
-use crate::kernel::steering::desired;
-use crate::switch::{Daemon, State};
+use crate::host::volumes::write;
+use crate::rulebook::RuleBook;
 
 /// Name in the configured directory.
 const FILE: &str = "wishes.json";
@@ -31,11 +34,53 @@ pub(crate) struct Kept {
     pub(crate) wish: Desired,
 }
 
+/// The wish that follows from the configuration, the rules, and the bumps in use.
+pub fn desired(
+    config: &Config,
+    inventory: &Inventory,
+    rules: impl Iterator<Item = ClassRule>,
+    in_use: &BTreeSet<BumpId>,
+    addresses: &[IpAddr],
+) -> Desired {
+    let peers: Vec<_> = config
+        .peers
+        .iter()
+        .flat_map(|peer| peer.addresses.clone())
+        .collect();
+    let carried = carried(config);
+    let foreign = |id: BumpId| {
+        let bump = carried.iter().find(|bump| bump.id == id);
+        bump.and_then(|bump| bump.device.as_deref())
+    };
+    let route = |&id: &BumpId| BumpRoute {
+        id,
+        device: inventory.device_name(foreign(id).unwrap_or(&id.tun_name())),
+        owner: match foreign(id) {
+            Some(_) => DeviceOwner::Foreign,
+            None => DeviceOwner::Ours,
+        },
+        addresses: addresses.to_vec(),
+        peers: peers.clone(),
+    };
+    Desired {
+        marks: marks(config),
+        table_base: config.daemon.table_base,
+        fail: match config.daemon.fail {
+            dibs_config::Fail::Closed => Fail::Closed,
+            dibs_config::Fail::Open => Fail::Open,
+        },
+        gateway: config.daemon.gateway.clone(),
+        bumps: in_use.iter().map(route).collect(),
+        rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
+        ..Desired::default()
+    }
+}
+
 impl Kept {
     /// Wishes of the file's rules alone: those of users, and choices, do not outlive a start of the host.
-    fn of(config: &Config, inventory: &Inventory, state: &State) -> Self {
-        let offset = state.rules.utc_offset();
-        let of_file = { state.rules.in_force() }.filter(|rule| rule.origin == RuleOrigin::Config);
+    pub(crate) fn of(config: &Config, inventory: &Inventory, book: &RuleBook) -> Self {
+        let offset = book.utc_offset();
+        let of_file = { book.in_force() }.filter(|rule| rule.origin == RuleOrigin::Config);
         let rules: Vec<ClassRule> = of_file
             .flat_map(|rule| rule.classes_here(offset, inventory))
             .collect();
@@ -84,49 +129,44 @@ impl Kept {
     }
 }
 
-/// Keeps what was carried out now, if that is news. What `cleanup` suspends is in force again after a start.
-pub(crate) async fn keep(daemon: &Daemon) {
-    let mut known = daemon.kept.lock().await;
-    let now = {
-        let state = daemon.state.borrow();
-        match state.rules.is_suspended() {
-            true => return,
-            false => Kept::of(&daemon.config, &daemon.host.inventory(), &state),
-        }
-    };
-    if known.as_ref() == Some(&now) {
-        return;
-    }
-    let directory = daemon.config.daemon.state_dir.clone();
-    let wanted = now.clone();
-    let written = tokio::task::spawn_blocking(move || {
-        let is_news = match Kept::read(&directory) {
-            Ok(Some(before)) => before != wanted,
-            // Nothing to keep needs no file.
-            Ok(None) => !wanted.wish.rules.is_empty(),
-            Err(_) => true,
+/// Keeps wishes for the guard; what was last written is known.
+#[derive(Default)]
+pub(crate) struct Keeper(Mutex<Option<Kept>>);
+
+impl Keeper {
+    /// Keeps what was carried out `now`, if that is news; none: what is kept stays.
+    pub(crate) async fn keep(
+        &self,
+        directory: PathBuf,
+        now: impl FnOnce() -> Option<Kept>,
+    ) -> anyhow::Result<()> {
+        let mut known = self.0.lock().await;
+        let Some(now) = now().filter(|now| known.as_ref() != Some(now)) else {
+            return Ok(());
         };
-        match is_news {
-            true => write(&directory.join(FILE), &wanted.to_json()),
-            false => Ok(()),
-        }
-    });
-    let written = match written.await {
-        Ok(written) => written,
-        Err(error) => Err(error.into()),
-    };
-    if written.is_ok() {
+        let wanted = now.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let is_news = match Kept::read(&directory) {
+                Ok(Some(before)) => before != wanted,
+                // Nothing to keep needs no file.
+                Ok(None) => !wanted.wish.rules.is_empty(),
+                Err(_) => true,
+            };
+            match is_news {
+                true => write(&directory.join(FILE), &wanted.to_json()),
+                false => Ok(()),
+            }
+        });
+        written.await??;
         *known = Some(now);
+        Ok(())
     }
-    daemon
-        .events
-        .note("keep what rules want for the guard", written);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rulebook::restoring::initial_state;
+    use crate::data::bumps::carried;
     use crate::rulebook::state_file::Saved;
 
     /// A file with rules of every kind.
@@ -144,8 +184,8 @@ mod tests {
 
     fn kept() -> Kept {
         let config = dibs_config::parse("dibs.toml", RULES).unwrap();
-        let state = initial_state(&config, &Saved::default()).unwrap();
-        Kept::of(&config, &Inventory::default(), &state)
+        let book = RuleBook::restored(&config, &carried(&config), &Saved::default()).unwrap();
+        Kept::of(&config, &Inventory::default(), &book)
     }
 
     #[test]

@@ -1,20 +1,27 @@
-//! All rules, and which of them hold.
+//! The rule book: all rules, which of them hold, and what it begins with.
+//!
+//! A rule of the file may be for users who are not known yet, as where the host asks a directory for them that the network
+//! has to be up for, and iptables may not take it yet, as where a set that it names is made later. The bump of such a rule is
+//! required of all TCP of its ports and addresses, whatever else it names: nothing that it may mean leaves in plain. A rule
+//! that requires nothing waits. Both are resolved as soon as they can be.
 
-pub(crate) mod kept;
-pub(crate) mod restoring;
+pub mod kept;
 pub mod rules;
 pub(crate) mod scheduling;
 pub mod state_file;
-pub(crate) mod unresolved;
 
 use std::slice;
 use std::time::Duration;
 
+use dibs_config::{Config, Level, RuleConfig};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_io::LocalTime;
+use dibs_settings::BumpId;
 
-use crate::rulebook::rules::{Displaced, Rule};
-use crate::rulebook::state_file::SavedRule;
+use crate::control::ROOT;
+use crate::data::bumps::Carried;
+use crate::rulebook::rules::{Displaced, Rule, Unresolved};
+use crate::rulebook::state_file::{Saved, SavedRule};
 
 /// Seconds.
 const DAY: u32 = 86_400;
@@ -219,5 +226,162 @@ impl RuleBook {
         let next = spans.flat_map(|span| [until(span.start), until(span.end)]);
         let next = next.min()?;
         Some(Duration::from_secs(next.into()) - Duration::from_nanos(now.nanos.into()))
+    }
+}
+
+impl RuleBook {
+    /// The rules of the file, and those of users that the last run left.
+    pub(crate) fn restored(
+        config: &Config,
+        carried: &[Carried],
+        saved: &Saved,
+    ) -> Result<Self, dibs_config::Error> {
+        let now = dibs_io::local_time();
+        let mut rules = of_file(config, carried, now)?;
+        let kept = add_saved(config, carried, &saved.rules, &mut rules);
+        let all = Rules {
+            rules,
+            saved: kept,
+            suspended: false,
+        };
+        Ok(Self::new(all, saved.next_rule, now.utc_offset))
+    }
+}
+
+/// The rules of a file, in its order. One whose user is not known is [`unresolved`].
+pub(crate) fn of_file(
+    config: &Config,
+    carried: &[Carried],
+    now: LocalTime,
+) -> Result<Vec<Rule>, dibs_config::Error> {
+    let made = |(index, rule): (usize, &dibs_config::RuleConfig)| {
+        let refuse = |key: &str, message, hint: Option<&str>| {
+            config.refuse(
+                &format!("rule.{index}.{key}"),
+                message,
+                hint.map(str::to_owned),
+            )
+        };
+        let Some(bump) = carried.iter().find(|bump| bump.name == rule.bump) else {
+            let message = format!("this daemon does not know the bump \"{}\"", rule.bump);
+            return Err(refuse("bump", message, Some("restart it")));
+        };
+        let id = index as u64 + 1;
+        let made = match rules::of_file(id, rule, bump.id, now) {
+            Err(why) if rule.selection.user().is_some() => {
+                held_coarsely(id, rule, bump.id, now, why)
+            }
+            made => made,
+        };
+        made.map_err(|message| refuse("bump", message, None))
+    };
+    config.rules.iter().enumerate().map(made).collect()
+}
+
+/// Adds the rules that were made with `dibsctl` to those of the file, and returns those that still can be. The
+/// file displaces all of them, root's those of members of the group: nothing saved keeps the daemon from
+/// starting.
+fn add_saved(
+    config: &Config,
+    carried: &[Carried],
+    saved: &[SavedRule],
+    rules: &mut Vec<Rule>,
+) -> Vec<SavedRule> {
+    let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
+    let now = dibs_io::local_time();
+    let behind = |name: &str| {
+        let peer = config.peers.iter().find(|peer| peer.name == name);
+        peer.map(|peer| peer.addresses.clone())
+    };
+    let mut sorted: Vec<&SavedRule> = saved.iter().collect();
+    sorted.sort_by_key(|saved| (saved.maker() != ROOT, saved.id));
+    let mut kept = Vec::new();
+    for saved in sorted {
+        let SavedRule { id, rule, .. } = saved;
+        let by = saved.maker();
+        let made = match config.excludes_require().filter(|_| rule.require) {
+            Some((message, hint)) => Err(format!("{message}: {hint} to make it again")),
+            None => bump_id(&rule.bump)
+                .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
+                .and_then(|bump| rules::of_user(*id, rule, by, bump, now, behind))
+                .and_then(|made| match rules::contradicted(&made, rules) {
+                    Some(why) => Err(why),
+                    None => Ok(made),
+                }),
+        };
+        match made {
+            Ok(made) => {
+                rules.push(made);
+                kept.push(saved.clone());
+            }
+            Err(reason) => tracing::warn!(
+                "rule {id} of uid {by}, which puts connections on \"{}\", is dropped: {reason}",
+                rule.bump
+            ),
+        }
+    }
+    kept.sort_by_key(|saved| saved.id);
+    kept
+}
+
+/// Rule of the file, the `id`th, whose user is not known, and why.
+///
+/// # Errors
+/// The rule cannot be, for another reason.
+fn held_coarsely(
+    id: RuleId,
+    rule: &RuleConfig,
+    bump: BumpId,
+    now: LocalTime,
+    why: String,
+) -> Result<Rule, String> {
+    let anybodys = RuleConfig {
+        selection: rule.selection.without("user"),
+        ..rule.clone()
+    };
+    let mut made = rules::of_file(id, &anybodys, bump, now)?;
+    let user = rule.selection.user().into_iter();
+    made.selector
+        .extend(user.map(|name| ("user".to_owned(), name.clone())));
+    made.selection = rule.selection.clone();
+    made.hold_coarsely(why, false, now);
+    Ok(made)
+}
+
+impl Rule {
+    /// Has it hold of all TCP of its ports and addresses if it requires its bump, and wait otherwise.
+    pub(crate) fn hold_coarsely(&mut self, why: String, is_refused: bool, now: LocalTime) {
+        self.classes = self.classes.iter().map(|class| class.coarse()).collect();
+        self.narrowed = None;
+        self.unresolved = Some(Unresolved {
+            why,
+            is_refused,
+            waits: self.level != Level::Require,
+        });
+        self.turn(now);
+    }
+
+    /// True if nothing is steered by it, as its user is not known.
+    pub fn waits(&self) -> bool {
+        self.unresolved.as_ref().is_some_and(|rule| rule.waits)
+    }
+
+    /// Makes it hold of every user's connections where it would wait, unless it leaves them in plain without a session: as
+    /// nothing is carried before the daemon runs, this blocks.
+    pub(crate) fn block(&mut self) {
+        let blocks = self.level != Level::Prefer;
+        if let Some(unresolved) = self.unresolved.as_mut().filter(|_| blocks) {
+            unresolved.waits = false;
+            self.holds = true;
+        }
+    }
+
+    /// Has it hold as it is, of its user, whose number this is, if it names one.
+    pub(crate) fn resolve(&mut self, uid: Option<u32>, now: LocalTime) -> Result<(), String> {
+        let bump = self.bump_id();
+        self.classes = rules::classes(self.id, &self.selection, uid, bump, self.level)?;
+        self.unresolved = None;
+        self.turn(now);
+        Ok(())
     }
 }

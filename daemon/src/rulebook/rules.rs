@@ -12,18 +12,17 @@ use dibs_settings::{BumpId, Scheduler, Shows, Term};
 use dibs_switch::rules::{Fit, Rule as _};
 use ipnet::IpNet;
 
+use crate::control::ROOT;
+use crate::control::events::Audience;
 use crate::host::interfaces::{Inventory, nobodys_name};
 use crate::host::live::Live;
-use crate::rulebook::unresolved::Unresolved;
+use crate::host::preferences::scheduler;
 
 /// The kernel's rules that one of the user's may become.
 pub const MAX_CLASSES: usize = 256;
 
 /// Bytes of an interface's own name.
 const LONGEST_NAME: usize = 15;
-
-/// Its uid.
-pub const ROOT: u32 = 0;
 
 /// Rules of the user are numbered from here, so that new rules in the file do not move them.
 pub const FIRST_USER_RULE: RuleId = 1000;
@@ -68,6 +67,34 @@ pub struct Narrowed {
     pub why: String,
 }
 
+/// State of a rule that cannot be carried out as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unresolved {
+    /// Reason in one clause.
+    pub why: String,
+    /// The reason is that iptables does not take it, and not that its user is not known.
+    pub is_refused: bool,
+    /// Nothing is steered by it until then.
+    pub waits: bool,
+}
+
+impl Unresolved {
+    /// Sentence for the user.
+    pub(crate) fn warning(&self, rule: RuleId) -> String {
+        let why = &self.why;
+        let reason = match self.is_refused {
+            true => "the kernel does not take it yet",
+            false => "its user is not known yet",
+        };
+        match self.waits {
+            true => format!("rule {rule} waits, as {reason}: {why}"),
+            false => format!(
+                "rule {rule} requires its bump of every user's connections to its ports and addresses, as {reason}: {why}"
+            ),
+        }
+    }
+}
+
 impl Rule {
     /// For the user.
     pub fn info(&self) -> RuleInfo {
@@ -106,6 +133,11 @@ impl Rule {
         let uid = self.classes[0].uid?;
         let all = self.classes.iter().all(|class| class.uid == Some(uid));
         all.then_some(uid)
+    }
+
+    /// Those whom it concerns.
+    pub(crate) fn audience(&self) -> Audience {
+        Audience::of(self.only_user())
     }
 
     /// Whether a live connection of this host is meant.
@@ -392,17 +424,6 @@ pub fn of_user(
 fn words(terms: &[Term]) -> impl Iterator<Item = (String, String)> {
     let terms = terms.iter();
     terms.map(|term| (term.key().to_owned(), term.to_string()))
-}
-
-/// The scheduler of that name.
-///
-/// # Errors
-/// There is none, in one clause that names those that are.
-pub fn scheduler(name: &str) -> Result<Scheduler, String> {
-    name.parse().map_err(|_| {
-        let all = Scheduler::ALL.map(Scheduler::name).join(", ");
-        format!("there is no scheduler \"{name}\": there are {all}")
-    })
 }
 
 /// The hosts that a user means.

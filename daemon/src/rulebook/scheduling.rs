@@ -75,7 +75,8 @@ mod tests {
     use dibs_settings::{BumpId, Scheduler};
 
     use super::*;
-    use crate::rulebook::rules::{FIRST_USER_RULE, Narrowed, ROOT, of_user};
+    use crate::control::ROOT;
+    use crate::rulebook::rules::{FIRST_USER_RULE, Narrowed, of_user};
 
     const NOON: LocalTime = LocalTime {
         second_of_day: 12 * 3600,

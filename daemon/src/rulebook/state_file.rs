@@ -19,10 +19,10 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
+use crate::control::ROOT;
 use crate::data::bumps::{Carried, translation};
-use crate::data::preferences::Wishes;
 use crate::host::clock::MonotonicWall;
-use crate::rulebook::rules::ROOT;
+use crate::host::preferences::Wishes;
 
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;

@@ -10,9 +10,7 @@ use dibs_config::Level;
 use dibs_io::LocalTime;
 use dibs_switch::engine::{Machine as _, Mark, rules, wants};
 
-use crate::control::events::Audience;
 use crate::host::live::Live;
-use crate::kernel::connections;
 use crate::rulebook::rules::Rule;
 use crate::switch::marking::all_of;
 use crate::switch::wakers::Task;
@@ -45,11 +43,11 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
     let turned = daemon.state.borrow_mut().rules.turn(now);
     // The kernel's clock is UTC.
     reconcile::steer(daemon).await?;
-    let lives = connections::all(daemon).await?;
+    let lives = daemon.connections().await?;
     for rule in &turned {
         let holds = if rule.holds { "holds" } else { "holds no more" };
         daemon.events.tell_of(
-            Audience::of_rule(rule),
+            rule.audience(),
             "rule_turned",
             format!("rule {} {holds} at this time of day", rule.id),
             &[("rule", rule.id.to_string())],
@@ -105,7 +103,7 @@ async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
     }
     let _turn = daemon.users.own_turn().await;
     reconcile::steer(daemon).await?;
-    let lives = connections::all(daemon).await?;
+    let lives = daemon.connections().await?;
     for peer in turned {
         let lives = lives.iter().filter(|live| live.peer == peer);
         let lives: Vec<Live> = lives.copied().collect();

@@ -18,9 +18,9 @@ use dibs_policy::{
 use crate::host::interfaces::{Interfaces, Inventory};
 use crate::host::privileges;
 use crate::rulebook::kept::Kept;
-use crate::rulebook::restoring::initial_state;
 use crate::rulebook::state_file::{Saved, StateFile};
 use crate::switch::startup;
+use crate::switch::state::initial_state;
 
 /// Puts into the kernel what blocks, and ends.
 ///

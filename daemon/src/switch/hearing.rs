@@ -90,7 +90,7 @@ async fn counts_of(
         let is_meant = meant.get(&live.pair) == Some(&live.socket);
         is_meant.then_some((live.pair, live.counts))
     };
-    let counts = connections::sockets_as(daemon, counts).await?;
+    let counts = connections::sockets_as(&daemon.kernel, counts).await?;
     Ok(counts.into_iter().collect())
 }
 

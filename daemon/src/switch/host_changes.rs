@@ -11,12 +11,10 @@ use dibs_policy::{Standing, Watch};
 use dibs_settings::BumpId;
 use tokio::time::sleep;
 
-use crate::host::devices;
 use crate::host::interfaces::Inventory;
 use crate::kernel::connections;
-use crate::switch::Daemon;
-use crate::switch::reconcile;
 use crate::switch::wakers::Task;
+use crate::switch::{Daemon, reconcile};
 
 /// What changes together is looked at together.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -59,13 +57,13 @@ async fn follow_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
 /// interfaces go by names of the file.
 pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
     let before = daemon.host.refresh().await?;
-    daemon.host.follow_links(&daemon.config).await?;
+    daemon.host.follow_links().await?;
     if before.networks(BumpId::is_tun) != daemon.host.inventory().networks(BumpId::is_tun) {
         daemon.endpoints.note_network();
         daemon.wakers.wake(Task::Names);
     }
     let renamed = named_otherwise(daemon, &before);
-    devices::tell_devices(daemon, &before);
+    tell_devices(daemon, &before);
     warn_of_own_addresses(daemon);
     let old = daemon.host.addresses().clone();
     let changed = keep_addresses(daemon, &old).await?;
@@ -87,7 +85,7 @@ fn named_otherwise(daemon: &Daemon, before: &Inventory) -> bool {
 
 /// Warns of addresses that the file gives to peers and this host has.
 pub(crate) fn warn_of_own_addresses(daemon: &Daemon) {
-    let faults = daemon.host.own_addresses(&daemon.config);
+    let faults = daemon.host.own_addresses();
     daemon.events.warn_while("addresses of this host", faults);
 }
 
@@ -96,9 +94,40 @@ pub(crate) fn warn_of_own_addresses(daemon: &Daemon) {
 pub(crate) async fn keep_addresses(daemon: &Daemon, old: &[IpAddr]) -> anyhow::Result<bool> {
     let mut missing = daemon.host.missing(old);
     if !missing.is_empty() {
-        let lives = connections::sockets(daemon).await?;
+        let lives = connections::sockets(&daemon.kernel).await?;
         let used: HashSet<_> = lives.iter().map(|live| live.pair.src).collect();
         missing.retain(|address| used.contains(address));
     }
-    Ok(daemon.host.keep_addresses(&daemon.config, missing)?)
+    Ok(daemon.host.keep_addresses(missing)?)
+}
+
+/// Tells of devices in use that are gone, or back.
+fn tell_devices(daemon: &Daemon, before: &Inventory) {
+    let now = &*daemon.host.inventory();
+    let is_up = |inventory: &Inventory, device: &str| {
+        inventory
+            .named(device)
+            .is_some_and(|interface| interface.up)
+    };
+    for bump in daemon.bumps.all() {
+        let Some(device) = &bump.device else { continue };
+        let used = daemon.state.borrow().installed.contains_key(&bump.id);
+        let name = &bump.name;
+        let (kind, what) = match (is_up(before, device), is_up(now, device)) {
+            (true, false) if used => (
+                "device_lost",
+                format!("device {device} is gone: connections on {name} are blocked"),
+            ),
+            (false, true) if used => (
+                "device_back",
+                format!("device {device} is there: connections on {name} go on"),
+            ),
+            _ => continue,
+        };
+        daemon.events.tell(
+            kind,
+            what,
+            &[("device", device.clone()), ("bump", name.clone())],
+        );
+    }
 }

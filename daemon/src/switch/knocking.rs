@@ -21,11 +21,10 @@ use nix::net::if_::if_nametoindex;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::data::bumps::marks;
 use crate::host::clock::{instant, now};
 use crate::host::live::Live;
-use crate::kernel::steering::marks;
-use crate::switch::Daemon;
-use crate::switch::locking;
+use crate::switch::{Daemon, locking};
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);

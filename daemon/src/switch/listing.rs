@@ -1,27 +1,33 @@
 //! What users are shown of the daemon, its peers, paths and bumps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_config::BuiltIn;
-use dibs_control::{BumpInfo, EndpointInfo, PathInfo, PathState, PeerInfo, PeerState, Status};
-use dibs_core::node::{PathSnapshot, PeerSnapshot};
+use dibs_control::{
+    BumpInfo, ConnInfo, ConnPathInfo, EndpointInfo, PathInfo, PathState, PeerInfo, PeerState,
+    Status,
+};
+use dibs_core::node::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Unused;
+use dibs_policy::sockets;
 use dibs_settings::{BumpId, Handshake};
+use dibs_wire::FlowKey;
 
-use crate::control::caller::{Caller, is_visible};
+use crate::control::Caller;
 use crate::data::{Gone, Snapshot};
+use crate::host::clock::wall;
 use crate::host::live::Live;
-use crate::kernel::{backstop, connections, gateway};
+use crate::kernel::backstop_info;
+use crate::kernel::gateway;
 use crate::rulebook::rules::Rule;
-use crate::switch::Daemon;
 use crate::switch::sessions::{UNSECURED, key_origin, outdated, peer_state};
-use crate::switch::silence;
+use crate::switch::{Daemon, silence};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
-    let lives = connections::lives(daemon).await?;
-    let connections = lives.iter().filter(|live| is_visible(live, caller)).count() as u64;
+    let lives = lives(daemon).await?;
+    let connections = lives.iter().filter(|live| caller.sees(live)).count() as u64;
     let on_bumps = on_bumps(daemon, lives);
     let snapshot = daemon.driver.snapshot().await?;
     let mut warnings = daemon.preferences.borrow().warnings(&daemon.config);
@@ -33,10 +39,10 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
             .borrow()
             .rules
             .listed()
-            .filter(|rule| caller.sees(rule))
+            .filter(|rule| caller.may(rule.only_user()))
             .filter_map(Rule::warning),
     );
-    warnings.extend(daemon.host.own_addresses(&daemon.config));
+    warnings.extend(daemon.host.own_addresses());
     for bump in daemon.state.borrow().installed.keys() {
         if let Some(warning) = daemon.bumps.get(*bump).and_then(|bump| bump.warning)
             && !warnings.iter().any(|known| known == warning)
@@ -80,13 +86,13 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         bumps: bump_infos(daemon, &on_bumps),
         connections,
         counters,
-        backstop: backstop::info(&daemon.kernel.standing().await),
+        backstop: backstop_info(&daemon.kernel.standing().await),
         counted: dropped.at,
     })
 }
 
 pub(crate) async fn peer_list(daemon: &Daemon) -> anyhow::Result<Vec<PeerInfo>> {
-    let on_bumps = on_bumps(daemon, connections::lives(daemon).await?);
+    let on_bumps = on_bumps(daemon, lives(daemon).await?);
     let snapshot = daemon.driver.snapshot().await?;
     Ok(peers_of(daemon, &snapshot, &on_bumps))
 }
@@ -96,10 +102,7 @@ pub(crate) async fn path_list(daemon: &Daemon) -> Result<Vec<PathInfo>, Gone> {
 }
 
 pub(crate) async fn bump_list(daemon: &Daemon) -> anyhow::Result<Vec<BumpInfo>> {
-    Ok(bump_infos(
-        daemon,
-        &on_bumps(daemon, connections::lives(daemon).await?),
-    ))
+    Ok(bump_infos(daemon, &on_bumps(daemon, lives(daemon).await?)))
 }
 
 fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, BumpId)]) -> Vec<BumpInfo> {
@@ -153,7 +156,7 @@ fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, BumpId)]) -> Vec<BumpInfo> {
 /// Those of all connections that are alive and on bumps, with these. The data path also knows of ended ones, for a while.
 fn on_bumps(daemon: &Daemon, lives: Vec<Live>) -> Vec<(Live, BumpId)> {
     let lives = lives.into_iter().filter(|live| !live.over);
-    let on = |live| Some((live, connections::bump_of(daemon, &live)?));
+    let on = |live| Some((live, daemon.bump_of(&live)?));
     lives.filter_map(on).collect()
 }
 
@@ -203,7 +206,7 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
     let callable = || { endpoints.iter() }.filter(|endpoint| any || trusted(&endpoint.path));
     let up = |name: &str| {
         let path = { daemon.config.paths.iter() }.position(|path| path.name == name);
-        path.is_some_and(|path| daemon.host.lack_of_path(&daemon.config, path).is_none())
+        path.is_some_and(|path| daemon.host.lack_of_path(path).is_none())
     };
     let waits =
         daemon.config.daemon.handshake == Handshake::Chained && !any && { endpoints.iter() }
@@ -281,7 +284,7 @@ fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<Socket
     let inventory = daemon.host.inventory();
     let (_, mtu) = inventory.path_state(path);
     let bound = inventory.of_path(path).map(|found| found.name.clone());
-    let lack = daemon.host.lack_of_path(&daemon.config, local);
+    let lack = daemon.host.lack_of_path(local);
     let forbidden = daemon.preferences.borrow().forbids(local);
     let unused = match (forbidden, &lack) {
         (Some(why), _) => why,
@@ -339,7 +342,7 @@ fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
 
 fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
     let socket = &snapshot.sockets[seen.local];
-    let lack = daemon.host.lack_of_path(&daemon.config, seen.local);
+    let lack = daemon.host.lack_of_path(seen.local);
     let state = match seen.state {
         "active" => PathState::Up,
         "joining" => PathState::Validating,
@@ -392,6 +395,72 @@ fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathI
         },
         ..absent_path(daemon, seen.local, seen.peer, Some(seen.remote))
     }
+}
+
+/// What the user is shown of connections, in the same order.
+pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<Vec<ConnInfo>> {
+    let (_, conns) = daemon.driver.conns().await?;
+    let mut carried: HashMap<FlowKey, Vec<ConnSnapshot>> = HashMap::new();
+    for conn in conns {
+        carried.entry(conn.tuple).or_default().push(conn);
+    }
+    let inodes: HashSet<u64> = lives.iter().map(|live| live.inode).collect();
+    // It reads all of /proc.
+    let processes = tokio::task::spawn_blocking(move || sockets::processes(&inodes)).await?;
+    let now = wall();
+    let mut infos = Vec::with_capacity(lives.len());
+    for live in lives {
+        let bump = daemon.bump_of(live);
+        let (id, since) = daemon.registry.borrow_mut().note(live, bump, now);
+        let process = processes.get(&live.inode);
+        let on_bumps = carried.get(&live.pair).map_or(&[][..], Vec::as_slice);
+        infos.push(ConnInfo {
+            id,
+            peer: daemon.peer_name(live.peer).to_owned(),
+            local: live.pair.source(),
+            remote: live.pair.destination(),
+            bump: daemon.bumps.name_of(bump).to_owned(),
+            process: process.map(|process| process.name.clone()),
+            pid: process.map(|process| process.pid),
+            uid: live.uid,
+            mptcp: live.mptcp,
+            since,
+            bytes_sent: on_bumps.iter().map(|conn| conn.stats.bytes_sent).sum(),
+            bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),
+            retransmissions: live.counts.retransmissions.into(),
+            paths: by_path(daemon, on_bumps),
+            reason: silence::reason(daemon, live, bump),
+        });
+    }
+    Ok(infos)
+}
+
+/// The part that each path had in a connection's bytes.
+fn by_path(daemon: &Daemon, conns: &[ConnSnapshot]) -> Vec<ConnPathInfo> {
+    let mut infos: BTreeMap<usize, ConnPathInfo> = BTreeMap::new();
+    for (path, bytes) in conns.iter().flat_map(|conn| conn.by_path.iter()) {
+        let info = infos.entry(path).or_insert_with(|| ConnPathInfo {
+            name: daemon.config.paths[path].name.clone(),
+            bytes_sent: 0,
+            bytes_received: 0,
+        });
+        info.bytes_sent += bytes.sent;
+        info.bytes_received += bytes.received;
+    }
+    infos.into_values().collect()
+}
+
+/// Forgets the numbers of connections that are gone.
+pub(crate) fn forget_gone(daemon: &Daemon, lives: &[Live]) {
+    let alive: HashSet<FlowKey> = lives.iter().map(|live| live.pair).collect();
+    daemon.registry.borrow_mut().retain(&alive);
+}
+
+/// All connections to peers.
+pub(crate) async fn lives(daemon: &Daemon) -> anyhow::Result<Vec<Live>> {
+    let all = daemon.connections().await?;
+    forget_gone(daemon, &all);
+    Ok(all)
 }
 
 /// One path for each of the peer's addresses, by address and state: one that does not answer stays while it

@@ -12,15 +12,14 @@ use dibs_switch::table::Conn;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
 use dibs_wire::FlowKey;
 
-use crate::data::bumps::translated;
+use crate::data::bumps::{marks, translated};
 use crate::host::clock::{instant, now};
 use crate::host::live::Live;
-use crate::kernel::steering::marks;
-use crate::kernel::{backstop, connections, gateway};
+use crate::kernel::{connections, gateway};
 use crate::rulebook::state_file::Saved;
-use crate::switch::Daemon;
-use crate::switch::marking;
+use crate::switch::backstop;
 use crate::switch::wakers::Task;
+use crate::switch::{Daemon, marking};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -39,7 +38,7 @@ pub(crate) async fn adopt_marks(daemon: &Daemon) -> anyhow::Result<()> {
     let bumps: Vec<BumpId> = daemon.bumps.all().iter().map(|bump| bump.id).collect();
     let tracked = tracked_on(daemon, &bumps).await?;
     let plain = tracked_as(daemon, [layout.choice(None)]).await?;
-    let lives = connections::sockets(daemon).await?;
+    let lives = connections::sockets(&daemon.kernel).await?;
     // What an earlier run wrote is not the choice of another program.
     for (pair, entry) in tracked.iter().chain(plain.iter()) {
         if entry.mark.chosen {
@@ -110,7 +109,7 @@ async fn tracked_as(
     let mut tracked = Vec::new();
     for (value, mask) in marks {
         let note = |found: Connection| {
-            let ends = connections::ends_to_peers(daemon, &found);
+            let ends = connections::ends_to_peers(&daemon.host, &found);
             tracked.extend(ends.map(|pair| (pair, entry(daemon, &found))));
             None::<()>
         };
@@ -159,7 +158,10 @@ pub(crate) async fn looked_up(
     pairs: &[FlowKey],
 ) -> anyhow::Result<(HashMap<FlowKey, Live>, Tracked)> {
     let tracked = got(daemon, pairs).await?;
-    Ok((connections::sockets_of(daemon, pairs).await?, tracked))
+    Ok((
+        connections::sockets_of(&daemon.kernel, pairs).await?,
+        tracked,
+    ))
 }
 
 /// Locks what is due.
@@ -191,7 +193,7 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         conns.locked().chain(conns.locks_due(now)).collect()
     };
     let ends = |live: Live| Some((live.pair, live.established));
-    let mut lives = connections::sockets_as(daemon, ends).await?;
+    let mut lives = connections::sockets_as(&daemon.kernel, ends).await?;
     lives.sort_unstable();
     let tracked = if whole {
         tracked(daemon).await?
@@ -205,7 +207,7 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
         Some(lives[at].1)
     };
-    let passes = |pair: &FlowKey| gateway::passes(daemon, pair);
+    let passes = |pair: &FlowKey| gateway::passes(&daemon.host, pair);
     let mends = {
         let conns = &mut daemon.state.borrow_mut().conns;
         conns.mend_locks(now, &tracked, lives, passes)

@@ -17,17 +17,16 @@ use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::Tracked;
 
 use crate::control::events::Audience;
+use crate::data::bumps::marks;
 use crate::host::clock::now;
-use crate::host::devices;
 use crate::host::live::Live;
-use crate::kernel::steering::marks;
-use crate::kernel::{backstop, connections, subflows};
+use crate::kernel::{connections, devices, subflows};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
+use crate::switch::backstop;
 use crate::switch::marking::MarkError;
 use crate::switch::wakers::Task;
-use crate::switch::{Daemon, State};
-use crate::switch::{knocking, locking, marking, reconcile, sessions, switching};
+use crate::switch::{Daemon, State, knocking, locking, marking, reconcile, sessions, switching};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -145,11 +144,11 @@ impl Machine for Daemon {
     }
 
     async fn lives(&self) -> anyhow::Result<Vec<Live>> {
-        connections::all(self).await
+        self.connections().await
     }
 
     async fn find(&self, pairs: &[FlowKey]) -> anyhow::Result<Found<Self>> {
-        Ok(connections::sockets_of(self, pairs).await?)
+        Ok(connections::sockets_of(&self.kernel, pairs).await?)
     }
 
     async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {
@@ -165,9 +164,9 @@ impl Machine for Daemon {
         }
         let _turn = self.kernel.looking().await;
         // There may be thousands: of most, nothing is kept.
-        let pairs = connections::sockets_as(self, |live| Some(live.pair)).await?;
+        let pairs = connections::sockets_as(&self.kernel, |live| Some(live.pair)).await?;
         let tracked = locking::tracked_of(self, &pairs).await?;
-        connections::sockets_as(self, |live| pick(&live, &tracked)).await
+        connections::sockets_as(&self.kernel, |live| pick(&live, &tracked)).await
     }
 
     async fn sending(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {
@@ -189,7 +188,7 @@ impl Machine for Daemon {
     }
 
     async fn steerable(&self, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
-        subflows::steerable(self, lives, bump).await
+        subflows::steerable(&self.host, lives, bump).await
     }
 
     async fn uncarried(&self, lives: &[Live]) -> rules::Kept {
@@ -205,7 +204,7 @@ impl Machine for Daemon {
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {
         let known = bump.is_none_or(|bump| self.bumps.get(bump).is_some());
         let addresses = pairs.iter().map(|pair| pair.src);
-        let fault = devices::device_fault(self, bump, addresses).await;
+        let fault = devices::device_fault(&self.host, &self.bumps, bump, addresses).await;
         let fault = fault.unwrap_or_else(|error| Some(format!("{error:#}")));
         if let Some(why) = &fault {
             self.warn_of_peer(peer, &format!("cannot follow its switch: {why}"));
@@ -310,7 +309,7 @@ impl Machine for Daemon {
             News::Kept { rule, count, why } => {
                 let (id, bump) = (rule.id, &rule.bump);
                 self.events.tell_of(
-                    Audience::of_rule(rule),
+                    rule.audience(),
                     "kept",
                     format!(
                         "{count} connection(s) of rule {id}, which holds no more, stay on {bump}: {why}"

@@ -13,11 +13,12 @@ use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
 
+use crate::data::bumps::marks;
 use crate::host::clock::now;
 use crate::host::live::Live;
-use crate::kernel::steering::marks;
-use crate::kernel::{backstop, connections, gateway};
+use crate::kernel::connections;
 use crate::switch::Daemon;
+use crate::switch::backstop;
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
@@ -216,7 +217,7 @@ async fn put_one(
     let (value, mask) = layout.whole(bump, new.chosen, new.locked);
     let elsewhere = daemon.bumps.device_of(bump).is_none();
     if elsewhere && daemon.bumps.device_of(new.was).is_some() {
-        crate::host::devices::forget_mtus();
+        crate::kernel::devices::forget_mtus();
     }
     let Some(id) = bump else {
         let marked = conntrack.set_mark(&pair, value, mask).await;
@@ -227,7 +228,7 @@ async fn put_one(
     let marked = conntrack.set_mark(&pair, value, mask).await?;
     if !marked && installed {
         if conntrack.adopt(&pair, value).await? {
-            gateway::rename(daemon, &pair, id).await?;
+            backstop::rename(daemon, &pair, id).await?;
         } else {
             conntrack.set_mark(&pair, value, mask).await?;
         }
@@ -261,7 +262,7 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
             settled.filter(|(_, choice)| !choice.pending).collect()
         };
         let chosen: Vec<FlowKey> = choices.iter().map(|(pair, _)| *pair).collect();
-        let lives = match connections::sockets_of(daemon, &chosen).await {
+        let lives = match connections::sockets_of(&daemon.kernel, &chosen).await {
             Ok(lives) => lives,
             Err(error) => {
                 failed.extend(all_fail(chosen.into_iter(), error));
@@ -272,10 +273,10 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
         for (pair, choice) in choices {
             let live = lives.get(&pair);
             // One that ended while no daemon looked needs no mark, and would be tracked for days with one.
-            if live.is_none() && !gateway::may_live(daemon, &pair) {
+            if live.is_none() && !backstop::may_live(daemon, &pair) {
                 continue;
             }
-            if !live.is_some_and(|live| gateway::has_taken(daemon, live, choice)) {
+            if !live.is_some_and(|live| backstop::has_taken(daemon, live, choice)) {
                 standing.push(Mark::chosen(pair, choice.bump));
             } else if let Err(error) = forget_choice(daemon, &pair, choice).await {
                 failed.insert(pair, error);

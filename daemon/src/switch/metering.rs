@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::data::Gone;
-use crate::data::volumes::{Stage, Turn, write};
+use crate::host::volumes::{Stage, Turn, write};
 use crate::switch::Daemon;
 use crate::switch::wakers::Task;
 

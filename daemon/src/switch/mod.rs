@@ -6,6 +6,7 @@
 //! subject.
 
 pub(crate) mod answers;
+pub(crate) mod backstop;
 pub(crate) mod conditions;
 pub mod guard;
 pub(crate) mod hearing;
@@ -19,10 +20,9 @@ pub(crate) mod messages;
 pub(crate) mod metering;
 pub(crate) mod names;
 pub(crate) mod news;
-pub(crate) mod probing;
 pub(crate) mod reconcile;
-pub(crate) mod reloading;
 pub(crate) mod requests;
+pub(crate) mod rule_changes;
 pub mod run;
 pub(crate) mod sessions;
 pub(crate) mod silence;
@@ -35,6 +35,7 @@ pub(crate) mod wakers;
 
 use std::cell::RefCell;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::time::Instant;
 
 use dibs_config::Config;
@@ -45,26 +46,30 @@ use crate::control::Users;
 use crate::control::events::Events;
 use crate::data::Driver;
 use crate::data::bumps::Bumps;
-use crate::data::endpoints::Endpoints;
-use crate::data::preferences::Preferences;
+use crate::data::bumps::marks;
 use crate::data::rpc::Rpc;
 use crate::host::Host;
 use crate::host::clock::now;
+use crate::host::endpoints::Endpoints;
+use crate::host::live::Live;
 use crate::host::live::Registry;
 use crate::host::peer_warnings::PeerWarnings;
+use crate::host::preferences::Preferences;
 use crate::kernel::Kernel;
-use crate::rulebook::kept::Kept;
+use crate::kernel::connections;
+use crate::rulebook::kept::Keeper;
 use crate::rulebook::scheduling::FlowSchedulers;
 use crate::rulebook::state_file::{Saved, SavedChoice, StateFile};
 use crate::switch::answers::Answers;
 use crate::switch::wakers::Wakers;
+use dibs_settings::BumpId;
 
-pub(crate) use state::{PeerState, Refused, State};
+pub(crate) use state::State;
 
 /// The main thread's side of the daemon.
 pub(crate) struct Daemon {
     /// As read at the start.
-    pub(crate) config: Config,
+    pub(crate) config: Rc<Config>,
     /// Names this host in versions.
     pub(crate) host_id: u64,
     pub(crate) started: Instant,
@@ -72,12 +77,12 @@ pub(crate) struct Daemon {
     /// The data path.
     pub(crate) driver: Driver,
     pub(crate) endpoints: Endpoints,
-    pub(crate) host: Host,
+    pub(crate) host: Rc<Host>,
     pub(crate) kernel: Kernel,
     pub(crate) state: RefCell<State>,
     pub(crate) file: StateFile,
     /// Wishes kept for the guard, as last written.
-    pub(crate) kept: tokio::sync::Mutex<Option<Kept>>,
+    pub(crate) kept: Keeper,
     /// How paths are used.
     pub(crate) preferences: RefCell<Preferences>,
     pub(crate) flow_schedulers: FlowSchedulers,
@@ -96,16 +101,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// The peer that an address is behind, by index: the longest prefix decides.
     pub(crate) fn peer_of(&self, address: IpAddr) -> Option<usize> {
-        let lengths = self
-            .config
-            .peers
-            .iter()
-            .enumerate()
-            .flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (index, net)))
-            .filter(|(_, net)| net.contains(&address));
-        lengths
-            .max_by_key(|(_, net)| net.prefix_len())
-            .map(|(index, _)| index)
+        self.host.peer_of(address)
     }
 
     /// The name of a peer.
@@ -117,6 +113,18 @@ impl Daemon {
     pub(crate) fn warn_of_peer(&self, peer: usize, text: &str) {
         let of = (peer, self.peer_name(peer));
         self.peer_warnings.warn(now(), of, text);
+    }
+
+    /// All connections to peers, those that are over included, with their marks.
+    pub(crate) async fn connections(&self) -> anyhow::Result<Vec<Live>> {
+        let are_marked = !self.state.borrow().installed.is_empty();
+        connections::all(&self.kernel, are_marked).await
+    }
+
+    /// The bump that a connection is on, if it is on one.
+    pub(crate) fn bump_of(&self, live: &Live) -> Option<BumpId> {
+        let marked = marks(&self.config).bump_of(live.mark);
+        self.state.borrow().ruling(live).is_on(marked)
     }
 
     /// Changes what is known of a connection.

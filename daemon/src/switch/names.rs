@@ -8,7 +8,7 @@ use tokio::net::lookup_host;
 use tokio::time::sleep_until;
 
 use crate::data::Gone;
-use crate::data::endpoints::Lookup;
+use crate::host::endpoints::Lookup;
 use crate::switch::Daemon;
 use crate::switch::wakers::Task;
 
@@ -37,7 +37,7 @@ async fn look(daemon: &Rc<Daemon>) -> Result<(), Gone> {
     let snapshot = daemon.driver.snapshot().await?;
     let now = Instant::now();
     daemon.endpoints.note_silence(now, |peer, path| {
-        let is_usable = daemon.host.lack_of_path(&daemon.config, path).is_none()
+        let is_usable = daemon.host.lack_of_path(path).is_none()
             && daemon.preferences.borrow().forbids(path).is_none();
         let mut there = { snapshot.paths.iter() }.filter(|of| (of.peer, of.local) == (peer, path));
         is_usable && !there.any(|path| path.state == "active")

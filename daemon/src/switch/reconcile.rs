@@ -2,9 +2,9 @@
 
 use crate::data::Gone;
 use crate::host::log::or_warn;
-use crate::kernel::backstop;
-use crate::rulebook::kept;
+use crate::rulebook::kept::Kept;
 use crate::switch::Daemon;
+use crate::switch::backstop;
 use crate::switch::marking;
 use crate::switch::wakers::Task;
 
@@ -25,10 +25,24 @@ pub(crate) async fn steer(daemon: &Daemon) -> anyhow::Result<Steered> {
     let done = steer_once(daemon).await;
     daemon.kernel.note_steered(&done);
     match done {
-        Ok(_) => kept::keep(daemon).await,
+        Ok(_) => keep_for_guard(daemon).await,
         Err(_) => daemon.wakers.wake(Task::Repair),
     }
     done
+}
+
+/// Keeps what was carried out now for the guard. What `cleanup` suspends is in force again after a start.
+async fn keep_for_guard(daemon: &Daemon) {
+    let now = || {
+        let rules = &daemon.state.borrow().rules;
+        let kept = || Kept::of(&daemon.config, &daemon.host.inventory(), rules);
+        (!rules.is_suspended()).then(kept)
+    };
+    let directory = daemon.config.daemon.state_dir.clone();
+    let kept = daemon.kept.keep(directory, now).await;
+    daemon
+        .events
+        .note("keep what rules want for the guard", kept);
 }
 
 /// Tells the data path the schedulers of the rules that hold now.

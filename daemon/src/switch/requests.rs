@@ -4,21 +4,41 @@ use anyhow::bail;
 use dibs_control::{ErrorKind, Failure, Reply, Request};
 use dibs_switch::engine::{self, Goal};
 
-use crate::control::caller::{Caller, refused};
+use crate::control::events::Told;
+use crate::control::socket::Serves;
+use crate::control::{Caller, Progress, TurnedAway, failure, refused};
 use crate::host::live::Live;
-use crate::kernel::connections;
 use crate::rulebook::rules::Rule;
-use crate::switch::Daemon;
-use crate::switch::switching::Progress;
-use crate::switch::{knocking, listing, marking, reconcile, sessions, switching};
+use crate::switch::{Daemon, knocking, listing, marking, reconcile, sessions, switching};
+use tokio::sync::broadcast;
 
 mod moving;
 mod named;
 mod paths;
 mod rules;
 
+impl Serves for Daemon {
+    async fn serve(
+        &self,
+        caller: Caller,
+        request: Request,
+        progress: &Progress,
+    ) -> Result<Reply, Failure> {
+        let served = serve(self, caller, request, progress).await;
+        served.map_err(failure)
+    }
+
+    fn follow(&self) -> broadcast::Receiver<Told> {
+        self.events.follow()
+    }
+
+    fn turned_away(&self) -> &TurnedAway {
+        self.users.turned_away()
+    }
+}
+
 /// Does what a user asks for; [`Request::Events`] is the socket's business.
-pub(crate) async fn serve(
+async fn serve(
     daemon: &Daemon,
     caller: Caller,
     request: Request,
@@ -58,7 +78,10 @@ pub(crate) async fn serve(
         Request::RuleAdd(rule) => Reply::Rule(rules::rule_add(daemon, caller, rule).await?),
         Request::RuleList => {
             let state = daemon.state.borrow();
-            let seen = state.rules.listed().filter(|rule| caller.sees(rule));
+            let seen = state
+                .rules
+                .listed()
+                .filter(|rule| caller.may(rule.only_user()));
             Reply::Rules(seen.map(Rule::info).collect())
         }
         Request::RuleDel { id, force } => {
@@ -82,10 +105,10 @@ pub(crate) async fn serve(
 /// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
 /// takes `force`.
 async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
-    let lives = connections::all(daemon).await?;
+    let lives = daemon.connections().await?;
     let on_bumps: Vec<Live> = lives
         .into_iter()
-        .filter(|live| !live.over && connections::bump_of(daemon, live).is_some())
+        .filter(|live| !live.over && daemon.bump_of(live).is_some())
         .collect();
     let up = sessions::sessions(daemon).await?;
     // Peers whose rules want otherwise keep their part, and answer into nothing.

@@ -15,28 +15,26 @@ use dibs_switch::conns::host_id;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, timeout};
 
-use crate::control::{metrics, socket};
+use crate::control::{Caller, ROOT, metrics, socket};
 use crate::data::bumps::Bumps;
-use crate::data::endpoints::Endpoints;
 use crate::data::notices::Notices;
-use crate::data::preferences::Preferences;
 use crate::data::rpc::Rpc;
 use crate::data::{Driver, thread};
-use crate::host::Host;
+use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::{Interfaces, Inventory};
-use crate::host::{directory, privileges};
-use crate::kernel::Kernel;
+use crate::host::preferences::Preferences;
+use crate::host::{Host, directory, privileges};
 use crate::kernel::steering::Steerer;
-use crate::kernel::{backstop, gateway};
+use crate::kernel::{Kernel, gateway};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
-use crate::rulebook::{restoring, unresolved};
-use crate::switch::Daemon;
+use crate::switch::backstop;
+use crate::switch::listing;
+use crate::switch::state::initial_state;
 use crate::switch::{
-    conditions, locking, messages, metering, probing, reconcile, reloading, sessions, silence,
-    startup, tracking,
+    Daemon, conditions, host_changes, locking, messages, metering, names, news, reconcile,
+    rule_changes, sessions, silence, startup, sweep, tracking,
 };
-use crate::switch::{host_changes, names, news, sweep};
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -80,7 +78,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
             .as_bytes(),
     );
     let (file_says, left) = (config.clone(), saved.clone());
-    let mut state = directory::ask(move || restoring::initial_state(&file_says, &left)).await??;
+    let mut state = directory::ask(move || initial_state(&file_says, &left)).await??;
     let peers: Vec<u64> = { config.peers.iter() }
         .map(|peer| host_id(peer.public_key.as_bytes()))
         .collect();
@@ -93,14 +91,20 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     }
     let mut seed = [0; 4];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
+    let config = Rc::new(config);
+    let host = Host::new(Rc::clone(&config), driver.clone(), interfaces, inventory);
+    let host = Rc::new(host);
     let daemon = Rc::new(Daemon {
         host_id: own_id,
         started: Instant::now(),
         bumps: Bumps::of(&config),
         endpoints: Endpoints::of(&config),
         rpc: Rpc::new(driver.clone(), u32::from_ne_bytes(seed)),
-        host: Host::new(driver.clone(), interfaces, inventory, &config),
-        kernel: Kernel::new(Steerer::new(driver.clone())?, Backstop::open()?),
+        kernel: Kernel::new(
+            Rc::clone(&host),
+            Steerer::new(driver.clone())?,
+            Backstop::open()?,
+        ),
         state: RefCell::new(state),
         file: state_file,
         kept: Default::default(),
@@ -113,6 +117,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         events: Default::default(),
         peer_warnings: Default::default(),
         config,
+        host,
         driver,
     });
     host_changes::warn_of_own_addresses(&daemon);
@@ -123,10 +128,10 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     if let Err(error) = locking::adopt_marks(&daemon).await {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
-    probing::probe_rules(&daemon).await?;
+    rule_changes::probe_rules(&daemon).await?;
     backstop::ensure_backed(&daemon).await?;
     reconcile::steer(&daemon).await.context("cannot steer")?;
-    gateway::note_passing(&daemon);
+    gateway::note_passing(&daemon.config);
     if !daemon.state.borrow().installed.is_empty() {
         backstop::find_followed(&daemon).await?;
     }
@@ -135,14 +140,10 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         .context("cannot take up connections")?;
     // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
     // would be acknowledged and lost.
-    daemon.host.follow_links(&daemon.config).await?;
+    daemon.host.follow_links().await?;
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = socket::bind(&socket)?;
-    if let Some(address) = daemon.config.daemon.metrics
-        && let Some(listener) = metrics::bind(address).await
-    {
-        tokio::task::spawn_local(metrics::serve(Rc::clone(&daemon), listener));
-    }
+    serve_metrics(&daemon).await;
     let ended = main_loop(&daemon, file, listener, notices).await;
     // If the data path has ended, its end is what is told.
     let _ = metering::look(&daemon, true).await;
@@ -162,6 +163,17 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     ended
 }
 
+/// Has metrics served, if the file names an address for them.
+async fn serve_metrics(daemon: &Rc<Daemon>) {
+    if let Some(address) = daemon.config.daemon.metrics
+        && let Some(listener) = metrics::bind(address).await
+    {
+        let own = Rc::clone(daemon);
+        let ask = async move || listing::status(&own, Caller { uid: ROOT }).await;
+        tokio::task::spawn_local(metrics::serve(ask, listener));
+    }
+}
+
 /// Everything at once, until a signal to end or a failure.
 async fn main_loop(
     daemon: &Rc<Daemon>,
@@ -176,12 +188,16 @@ async fn main_loop(
     tokio::task::spawn_local(socket::serve(own(), listener));
     tokio::task::spawn_local(watchdog(own()));
     let mut data_path = tokio::task::spawn_local(news::follow(own(), notices));
-    tokio::task::spawn_local(reloading::keep(own(), file.to_owned(), hang_up));
+    tokio::task::spawn_local(rule_changes::keep_reloading(
+        own(),
+        file.to_owned(),
+        hang_up,
+    ));
     tokio::task::spawn_local(host_changes::follow(own()));
     tokio::task::spawn_local(names::keep(own()));
     tokio::task::spawn_local(sweep::keep(own()));
     tokio::task::spawn_local(conditions::follow_hours(own()));
-    tokio::task::spawn_local(unresolved::keep(own()));
+    tokio::task::spawn_local(rule_changes::keep_resolving(own()));
     tokio::task::spawn_local(conditions::follow_sessions(own()));
     tokio::task::spawn_local(metering::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));

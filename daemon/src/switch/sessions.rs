@@ -21,7 +21,6 @@ use tokio::time::{Instant, sleep_until};
 use crate::data::Gone;
 use crate::data::bumps::of_mask;
 use crate::host::live::Live;
-use crate::kernel::connections;
 use crate::rulebook::rules::Rule;
 use crate::switch::Daemon;
 
@@ -171,10 +170,10 @@ pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> 
 
 /// The connections that the data path carries, with their bumps.
 async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, BumpId)>> {
-    let lives = connections::all(daemon).await?.into_iter();
+    let lives = daemon.connections().await?.into_iter();
     let lives = lives.filter(|live| !live.over && !live.bound);
     let inside = |live| {
-        let bump = connections::bump_of(daemon, &live);
+        let bump = daemon.bump_of(&live);
         Some((live, daemon.bumps.inside(bump)?))
     };
     Ok(lives.filter_map(inside).collect())

@@ -8,15 +8,13 @@ use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
-use dibs_io::{PathSocket, SetupError};
 use dibs_settings::BumpId;
 use dibs_settings::Scheduler;
-use nix::libc;
 
+use crate::data::bumps;
 use crate::data::thread::MAX_PATHS;
-use crate::data::{bumps, endpoints};
+use crate::host::endpoints;
 use crate::host::interfaces::Inventory;
-use crate::kernel::steering::marks;
 use crate::rulebook::rules;
 
 /// Reads the file, and refuses what this version does not carry.
@@ -106,25 +104,4 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         scheduler: Scheduler::default(),
         hint: None,
     })
-}
-
-/// Opens the socket of a path, on the interface of this name where the path is bound to one.
-pub fn open_socket(
-    config: &Config,
-    path: &dibs_config::PathConfig,
-    interface: Option<&str>,
-) -> Result<PathSocket, SetupError> {
-    let mark = marks(config).own();
-    let port = config.daemon.port;
-    let name = path.interface.as_deref();
-    // The file may have a name that is too long for the kernel here.
-    let name = name.map(|name| interface.unwrap_or(name));
-    PathSocket::open(name, path.address, port, mark)
-}
-
-/// Whether a socket was refused for want of its interface or address, which may come.
-pub fn is_awaited(error: &SetupError) -> bool {
-    let absent = [libc::ENODEV, libc::EADDRNOTAVAIL];
-    let code = error.error.raw_os_error();
-    code.is_some_and(|code| absent.contains(&code))
 }

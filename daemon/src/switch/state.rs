@@ -14,12 +14,14 @@ use dibs_switch::table::ConnTable;
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
 
-use crate::data::bumps::of_mask;
+use crate::data::bumps::{self, of_mask};
 use crate::host::interfaces::Inventory;
 use crate::host::live::Live;
-use crate::kernel::steering::desired;
+use crate::rulebook::kept::desired;
 use crate::rulebook::rules::Rule;
+use crate::rulebook::state_file::Saved;
 use crate::rulebook::{Active, RuleBook};
+use dibs_switch::conns;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;
@@ -166,4 +168,40 @@ impl State {
     pub(crate) fn pins_are_stale(&self) -> bool {
         self.pins() != self.pinned
     }
+}
+
+/// What the last run left, and the rules of the file.
+pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<State> {
+    let carried = bumps::carried(config);
+    let rules = RuleBook::restored(config, &carried, saved)?;
+    let mut conns = dibs_switch::table::ConnTable::default();
+    // The file may have had them in another order.
+    let devices = saved.devices(&carried);
+    for saved in &saved.choices {
+        let bump = { saved.choice.bump }.map(|bump| bumps::translated(&devices, bump));
+        if bump.is_none_or(|bump| carried.iter().any(|carried| carried.id == bump)) {
+            let choice = conns::Choice {
+                bump,
+                ..saved.choice
+            };
+            conns.update(&saved.conn, |conn| conn.choice.restore(choice));
+        }
+    }
+    let peer_state = |peer: &dibs_config::PeerConfig| {
+        let engaged = saved.engaged.get(&peer.public_key.to_string());
+        let engaged = engaged.copied().unwrap_or(0);
+        let engaged = bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS.get());
+        PeerState {
+            wants: Wants::restored(engaged),
+            ..PeerState::default()
+        }
+    };
+    Ok(State {
+        rules,
+        conns,
+        refused: Refused::default(),
+        peers: config.peers.iter().map(peer_state).collect(),
+        installed: Default::default(),
+        pinned: Default::default(),
+    })
 }

@@ -10,10 +10,11 @@ use dibs_wire::FlowKey;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::host::live::Live;
-use crate::kernel::{connections, gateway};
+use crate::kernel::connections;
 use crate::switch::Daemon;
+use crate::switch::backstop;
 use crate::switch::marking::all_of;
-use crate::switch::{marking, probing, reconcile};
+use crate::switch::{marking, reconcile, rule_changes};
 
 /// Between two looks for connections that ended.
 const EVERY: Duration = Duration::from_secs(2);
@@ -49,7 +50,7 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
             .note("remove what an earlier run left", cleared);
         round = (round + 1) % SWEEPS_PER_CHECK;
         if round == 0 {
-            let tried = probing::widen_rules(&daemon).await;
+            let tried = rule_changes::widen_rules(&daemon).await;
             daemon
                 .events
                 .note("try rules again that one IP version lacks", tried);
@@ -84,7 +85,7 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
     let (gone, taken) = {
         let _turn = daemon.kernel.looking().await;
         let named = |live: Live| Some((live.pair, live.socket));
-        let mut alive = connections::sockets_as(daemon, named).await?;
+        let mut alive = connections::sockets_as(&daemon.kernel, named).await?;
         alive.sort_unstable();
         let socket_of = |pair: &FlowKey| {
             let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
@@ -96,7 +97,7 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
             let marked = state.conns.iter().filter(|(_, conn)| conn.is_marked());
             let pairs = marked.map(|(pair, _)| *pair);
             pairs
-                .filter(|pair| gateway::may_live(daemon, pair))
+                .filter(|pair| backstop::may_live(daemon, pair))
                 .collect()
         };
         let conns = &mut daemon.state.borrow_mut().conns;

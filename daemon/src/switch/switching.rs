@@ -2,7 +2,6 @@
 //! [`dibs_switch::engine`].
 
 use dibs_wire::FlowKey;
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -12,14 +11,12 @@ use dibs_switch::engine::Goal;
 use dibs_switch::engine::choices::{self, Outcome};
 use dibs_switch::messages::{Answer, Outcome as Said};
 
-use crate::host::devices;
+use crate::control::Progress;
 use crate::host::live::Live;
-use crate::kernel::subflows;
 use crate::kernel::subflows::Refused;
-use crate::kernel::{connections, translated};
-use crate::switch::Daemon;
-use crate::switch::knocking;
+use crate::kernel::{connections, devices, subflows, translated};
 use crate::switch::marking::MarkError;
+use crate::switch::{Daemon, knocking};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -35,26 +32,6 @@ pub(crate) type Moved = (Live, Result<(), String>);
 
 /// The same, before it is said in words.
 type Chosen = Outcome<String, MarkError>;
-
-/// How far a change of many connections is, for whoever waits for it.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    of: Cell<usize>,
-    done: Cell<usize>,
-}
-
-impl Progress {
-    /// Number of connections that were dealt with, and of all.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.done.get() as u64, self.of.get() as u64)
-    }
-
-    /// So many more are dealt with, of so many.
-    fn note(&self, more: usize, of: usize) {
-        self.of.set(of);
-        self.done.update(|done| done + more);
-    }
-}
 
 /// Moves connections, as a user here chose. What comes of it for each, in the same order.
 pub(crate) async fn choose(
@@ -88,9 +65,9 @@ pub(crate) async fn refused_here(
     let bump = goal.bump;
     let translated = match bump {
         None => HashMap::new(),
-        Some(_) => translated::translated(daemon, lives).await?,
+        Some(_) => translated::translated(&daemon.kernel, lives).await?,
     };
-    let carriers = devices::carriers(daemon, bump, lives).await?;
+    let carriers = devices::carriers(&daemon.host, &daemon.bumps, bump, lives).await?;
     let stuck: HashMap<FlowKey, String> = match goal {
         Goal {
             bump: None,
@@ -102,7 +79,7 @@ pub(crate) async fn refused_here(
     };
     let mut refused = match bump {
         None => Refused::new(),
-        Some(_) => subflows::out_of_reach(daemon, lives).await?,
+        Some(_) => subflows::out_of_reach(&daemon.host, lives).await?,
     };
     for live in lives {
         let why: &str = if let Some(why) = translated.get(&live.pair).or(stuck.get(&live.pair)) {
@@ -190,7 +167,11 @@ pub(crate) async fn unacknowledged(
             let meant = live.counts.outstanding > 0 && lives.contains(&live.pair);
             meant.then_some((live.pair, live.counts))
         };
-        anyhow::Ok(connections::sockets_as(daemon, sent).await?.into_iter())
+        anyhow::Ok(
+            connections::sockets_as(&daemon.kernel, sent)
+                .await?
+                .into_iter(),
+        )
     };
     let unanswered = |(pair, counts): (FlowKey, TcpCounts)| {
         let before = counts.bytes_acked + u64::from(counts.outstanding);
@@ -234,7 +215,7 @@ async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Re
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
             let pairs: Vec<FlowKey> = waiting.keys().copied().collect();
-            let now = connections::sockets_of(daemon, &pairs).await?;
+            let now = connections::sockets_of(&daemon.kernel, &pairs).await?;
             // What moved nothing so far is idle, or ended.
             waiting.retain(|pair, before| now.get(pair).is_some_and(|live| moved(live) != *before));
         }

@@ -15,16 +15,17 @@ use dibs_switch::tracked::Mend;
 use dibs_wire::FlowKey;
 use tokio::time::sleep;
 
+use crate::control::Progress;
 use crate::control::events::Audience;
+use crate::data::bumps::marks;
 use crate::host::clock::now;
 use crate::host::live::Live;
 use crate::host::log::or_warn;
-use crate::kernel::steering::marks;
-use crate::kernel::{backstop, connections, gateway};
-use crate::switch::Daemon;
+use crate::kernel::{connections, gateway};
+use crate::switch::backstop;
 use crate::switch::marking::{MarkError, all_of};
-use crate::switch::switching::{Moved, Progress};
-use crate::switch::{locking, marking, reconcile, switching};
+use crate::switch::switching::Moved;
+use crate::switch::{Daemon, locking, marking, reconcile, switching};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -83,10 +84,10 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
 /// The entry of a connection that passes is gone. Whether the connection goes on, as far as anybody
 /// knows; otherwise nothing of the next one with its ends is dropped for that.
 async fn lose(daemon: &Daemon, entry: &Connection) -> bool {
-    let Some(Live { pair, .. }) = gateway::passing(daemon, entry) else {
+    let Some(Live { pair, .. }) = gateway::passing(&daemon.host, entry) else {
         return false;
     };
-    let goes_on = gateway::was_passing(daemon, entry);
+    let goes_on = gateway::was_passing(&daemon.host, entry);
     {
         let state = &mut *daemon.state.borrow_mut();
         if goes_on {
@@ -124,7 +125,7 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     };
     for pair in followed {
         if conntrack.get(&pair).await?.is_none() {
-            restore(daemon, pair, gateway::may_live(daemon, &pair)).await?;
+            restore(daemon, pair, backstop::may_live(daemon, &pair)).await?;
         }
     }
     Ok(())
@@ -141,7 +142,7 @@ async fn restore(daemon: &Daemon, pair: FlowKey, passes: bool) -> anyhow::Result
     if !chosen && followed.is_none() {
         return Ok(());
     }
-    let lives = connections::sockets_of(daemon, &[pair]).await?;
+    let lives = connections::sockets_of(&daemon.kernel, &[pair]).await?;
     let lives = passes || lives.get(&pair).is_some_and(|live| !live.over);
     match followed {
         _ if lives && chosen => marking::mark_choice(daemon, &pair).await?,
@@ -191,8 +192,8 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         }
     };
     let mark = marking::seen(daemon, &entry);
-    let ends: Vec<FlowKey> = connections::ends_to_peers(daemon, &entry).collect();
-    let lives = connections::sockets_of(daemon, &ends).await?;
+    let ends: Vec<FlowKey> = connections::ends_to_peers(&daemon.host, &entry).collect();
+    let lives = connections::sockets_of(&daemon.kernel, &ends).await?;
     let Some(live) = lives.into_values().next() else {
         return Ok(());
     };

@@ -9,16 +9,15 @@ use dibs_settings::BumpId;
 use dibs_switch::engine::{Goal, stands_on};
 
 use super::named::{check_peer, no_session, visible};
-use crate::control::caller::{Caller, refused};
-use crate::host::devices;
+use crate::control::{Caller, Progress, refused};
 use crate::host::live::Live;
 use crate::kernel::subflows::Refused;
-use crate::kernel::{connections, subflows};
+use crate::kernel::{devices, subflows};
 use crate::rulebook::rules::Rule;
-use crate::switch::Daemon;
 use crate::switch::answers::Heard;
-use crate::switch::switching::{Moved, Progress};
-use crate::switch::{hearing, marking, sessions, switching};
+use crate::switch::listing;
+use crate::switch::switching::Moved;
+use crate::switch::{Daemon, hearing, marking, sessions, switching};
 
 /// Why a connection cannot leave the bump of a rule.
 fn required_by(rule: &Rule) -> String {
@@ -64,7 +63,7 @@ pub(super) async fn change(
         bail!(no_session(daemon, &unable));
     }
     let addresses = able.iter().map(|live| live.pair.src);
-    if let Some(why) = devices::device_fault(daemon, bump, addresses).await? {
+    if let Some(why) = devices::device_fault(&daemon.host, &daemon.bumps, bump, addresses).await? {
         bail!(refused(format!("{why}: nothing was changed")));
     }
     marking::overrule(daemon, &able).await?;
@@ -99,7 +98,7 @@ pub(super) async fn change(
         }
     };
     let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
-    let infos = connections::describe(daemon, &lives).await?;
+    let infos = listing::describe(daemon, &lives).await?;
     let mut changed = changed(daemon, bump, infos.into_iter().zip(outcomes));
     let without = lives.iter().map(|live| live.peer);
     let without = without.filter(|peer| bump.is_none() && !up[*peer]);

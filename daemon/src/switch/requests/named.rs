@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use dibs_control::{ConnInfo, ErrorKind, Failure};
 
-use crate::control::caller::{Caller, is_visible, refused};
+use crate::control::{Caller, refused};
 use crate::data::bumps::Carried;
 use crate::host::live::Live;
-use crate::kernel::connections;
 use crate::switch::Daemon;
+use crate::switch::listing;
 
 /// The bump of that name, or the default.
 pub(super) fn bump_for<'a>(daemon: &'a Daemon, name: Option<&str>) -> anyhow::Result<&'a Carried> {
@@ -55,8 +55,8 @@ pub(super) fn no_session(daemon: &Daemon, lives: &[Live]) -> Failure {
 
 /// The live connections that the caller may see.
 pub(super) async fn visible_lives(daemon: &Daemon, caller: Caller) -> anyhow::Result<Vec<Live>> {
-    let all = connections::lives(daemon).await?.into_iter();
-    Ok(all.filter(|live| is_visible(live, caller)).collect())
+    let all = listing::lives(daemon).await?.into_iter();
+    Ok(all.filter(|live| caller.sees(live)).collect())
 }
 
 /// The same, with what is told of them.
@@ -65,6 +65,6 @@ pub(super) async fn visible(
     caller: Caller,
 ) -> anyhow::Result<Vec<(Live, ConnInfo)>> {
     let lives = visible_lives(daemon, caller).await?;
-    let infos = connections::describe(daemon, &lives).await?;
+    let infos = listing::describe(daemon, &lives).await?;
     Ok(lives.into_iter().zip(infos).collect())
 }

@@ -9,16 +9,16 @@ use dibs_settings::BumpId;
 use dibs_switch::engine::{self, rules::Gone};
 
 use super::named;
-use crate::control::caller::{Caller, refused};
-use crate::control::events::Audience;
-use crate::host::devices;
+use crate::control::{Caller, refused};
 use crate::host::live::Live;
-use crate::kernel::{backstop, connections, subflows, translated};
+use crate::host::preferences::scheduler;
+use crate::kernel::{devices, subflows, translated};
 use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
-use crate::switch::Daemon;
-use crate::switch::{probing, sessions, silence};
+use crate::switch::backstop;
+use crate::switch::listing;
+use crate::switch::{Daemon, rule_changes, sessions, silence};
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
 const RULES_OF_UID: usize = 64;
@@ -32,16 +32,16 @@ pub(super) async fn rule_add(
     wanted: NewRule,
 ) -> anyhow::Result<RuleMade> {
     may_add(daemon, caller, &wanted)?;
-    if let Some(Err(message)) = wanted.scheduler.as_deref().map(rules::scheduler) {
+    if let Some(Err(message)) = wanted.scheduler.as_deref().map(scheduler) {
         bail!(Failure::new(ErrorKind::NotFound, message));
     }
     let bump = named::bump_for(daemon, Some(&wanted.bump))?;
     let (rule, displaced) = rule_of(daemon, caller, &wanted, bump.id).await?;
-    let lives = connections::all(daemon).await?;
+    let lives = daemon.connections().await?;
     check_meant(daemon, &rule, &lives).await?;
     let (id, info, by) = (rule.id, rule.info(), caller.uid);
     let warnings = silence::in_the_way(daemon, &rule);
-    let audience = Audience::of_rule(&rule);
+    let audience = rule.audience();
     let wanted = SavedRule {
         id,
         rule: wanted,
@@ -108,7 +108,7 @@ async fn rule_of(
     let cannot_be = |why: String| refused(format!("the rule cannot be made: {why}"));
     let displaced =
         rules::displaced(&rule, daemon.state.borrow().rules.all()).map_err(cannot_be)?;
-    match probing::probe(daemon, &mut rule).await? {
+    match rule_changes::probe(daemon, &mut rule).await? {
         Some(why) => Err(cannot_be(why).into()),
         None => Ok((rule, displaced)),
     }
@@ -125,7 +125,11 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
     if rule.level == Level::Usual && !stuck.is_empty() {
         bail!(named::no_session(daemon, &stuck));
     }
-    if let Some((pair, why)) = translated::translated(daemon, &meant).await?.iter().next() {
+    if let Some((pair, why)) = translated::translated(&daemon.kernel, &meant)
+        .await?
+        .iter()
+        .next()
+    {
         bail!(refused(format!(
             "the connection {pair} cannot follow the rule: {why}"
         )));
@@ -134,11 +138,11 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
     let bump = Some(rule.bump_id());
     let addresses = meant.iter().map(|live| live.pair.src);
     // What requires its bump is to wait where there is no device.
-    let fault = devices::device_fault(daemon, bump, addresses).await?;
+    let fault = devices::device_fault(&daemon.host, &daemon.bumps, bump, addresses).await?;
     if let Some(why) = fault.filter(|_| rule.level != Level::Require) {
         bail!(refused(format!("{why}: nothing was changed")));
     }
-    let carriers = devices::carriers(daemon, bump, &meant).await?;
+    let carriers = devices::carriers(&daemon.host, &daemon.bumps, bump, &meant).await?;
     if let Some(carrier) = carriers.first() {
         bail!(refused(format!(
             "the rule would put the connection to {} that carries the bump's device into that \
@@ -162,7 +166,7 @@ async fn check_united(
     lives: &[Live],
     meant: &[Live],
 ) -> anyhow::Result<()> {
-    let beyond = subflows::out_of_reach(daemon, meant).await?;
+    let beyond = subflows::out_of_reach(&daemon.host, meant).await?;
     if let Some((pair, why)) = beyond.iter().next() {
         bail!(refused(format!(
             "the connection {pair} cannot follow the rule: {why}"
@@ -183,7 +187,7 @@ async fn check_united(
 fn tell_displaced(daemon: &Daemon, rule: &Rule, to: RuleId, why: &str) {
     let Rule { id, by, .. } = rule;
     daemon.events.tell_of(
-        Audience::of_rule(rule),
+        rule.audience(),
         "rule_displaced",
         format!("rule {id} of uid {by} gave way to root and is gone: {why}"),
         &[("rule", id.to_string()), ("by", to.to_string())],
@@ -248,7 +252,7 @@ pub(super) async fn rule_del(
         let mut rules = state.rules.all().iter();
         rules.find(|rule| rule.id == id).cloned()
     };
-    let Some(rule) = found.filter(|rule| caller.sees(rule)) else {
+    let Some(rule) = found.filter(|rule| caller.may(rule.only_user())) else {
         let whose = if caller.is_root() { "" } else { " of yours" };
         bail!(Failure::new(
             ErrorKind::NotFound,
@@ -266,14 +270,14 @@ pub(super) async fn rule_del(
             format!("rule {id} is root's: only root deletes it"),
         ));
     }
-    let lives = connections::all(daemon).await?;
+    let lives = daemon.connections().await?;
     let rules = daemon.state.borrow().rules.without(id);
     let held = if rule.holds { &[rule.clone()][..] } else { &[] };
     let gone = Gone { rules: held, force };
     let replaced = engine::rules::replace(daemon, rules, gone, &lives).await;
     let (freed, kept) = replaced.with_context(|| format!("rule {id} stays as it was"))?;
     daemon.events.tell_of(
-        Audience::of_rule(&rule),
+        rule.audience(),
         "rule_deleted",
         format!("rule {id} is gone, {freed} connection(s) with it"),
         &[("rule", id.to_string())],
@@ -281,7 +285,7 @@ pub(super) async fn rule_del(
     let stay: Vec<Live> = { lives.into_iter() }
         .filter(|live| kept.contains_key(&live.pair))
         .collect();
-    let infos = connections::describe(daemon, &stay).await?;
+    let infos = listing::describe(daemon, &stay).await?;
     let skipped = infos.into_iter().zip(&stay).map(|(info, live)| Skipped {
         id: info.id,
         local: info.local,

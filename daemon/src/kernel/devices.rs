@@ -8,9 +8,10 @@ use std::path::Path;
 use dibs_policy::sockets;
 use dibs_settings::BumpId;
 
-use crate::host::interfaces::{Interface, Inventory};
+use crate::data::bumps::Bumps;
+use crate::host::Host;
+use crate::host::interfaces::Interface;
 use crate::host::live::Live;
-use crate::switch::Daemon;
 
 /// Drops what the kernel learned of routes with a smaller MTU.
 const FORGET_MTUS: &str = "/proc/sys/net/ipv4/route/flush";
@@ -18,14 +19,15 @@ const FORGET_MTUS: &str = "/proc/sys/net/ipv4/route/flush";
 /// Why connections with these local addresses cannot use the device of a bump now; none of our own
 /// bumps has one.
 pub(crate) async fn device_fault(
-    daemon: &Daemon,
+    host: &Host,
+    bumps: &Bumps,
     bump: Option<BumpId>,
     addresses: impl Iterator<Item = IpAddr> + Clone,
 ) -> anyhow::Result<Option<String>> {
-    let Some(device) = daemon.bumps.device_of(bump) else {
+    let Some(device) = bumps.device_of(bump) else {
         return Ok(None);
     };
-    let inventory = daemon.host.look().await?;
+    let inventory = host.look().await?;
     let why = match inventory.named(device) {
         None => Some("is not there: start what makes it".to_owned()),
         Some(interface) if !interface.up => {
@@ -38,61 +40,26 @@ pub(crate) async fn device_fault(
             v4.or_else(|| if v6 { no_ipv6(&interface.name) } else { None })
         }
     };
-    Ok(why.map(|why| {
-        format!(
-            "device {device} of bump {} {why}",
-            daemon.bumps.name_of(bump)
-        )
-    }))
+    Ok(why.map(|why| format!("device {device} of bump {} {why}", bumps.name_of(bump))))
 }
 
 /// Of these connections, those of the program that serves the bump's device: what is to go by the
 /// device goes by them, so they cannot.
 pub(crate) async fn carriers(
-    daemon: &Daemon,
+    host: &Host,
+    bumps: &Bumps,
     bump: Option<BumpId>,
     lives: &[Live],
 ) -> anyhow::Result<Vec<Live>> {
-    let Some(device) = daemon.bumps.device_of(bump) else {
+    let Some(device) = bumps.device_of(bump) else {
         return Ok(Vec::new());
     };
-    let device = daemon.host.inventory().device_name(device);
+    let device = host.inventory().device_name(device);
     // It reads all of /proc.
     let look = move || sockets::of_tun(device.as_str());
     let inodes: HashSet<u64> = tokio::task::spawn_blocking(look).await?;
     let carries = |live: &&Live| inodes.contains(&live.inode);
     Ok(lives.iter().filter(carries).copied().collect())
-}
-
-/// Tells of devices in use that are gone, or back.
-pub(crate) fn tell_devices(daemon: &Daemon, before: &Inventory) {
-    let now = &*daemon.host.inventory();
-    let is_up = |inventory: &Inventory, device: &str| {
-        inventory
-            .named(device)
-            .is_some_and(|interface| interface.up)
-    };
-    for bump in daemon.bumps.all() {
-        let Some(device) = &bump.device else { continue };
-        let used = daemon.state.borrow().installed.contains_key(&bump.id);
-        let name = &bump.name;
-        let (kind, what) = match (is_up(before, device), is_up(now, device)) {
-            (true, false) if used => (
-                "device_lost",
-                format!("device {device} is gone: connections on {name} are blocked"),
-            ),
-            (false, true) if used => (
-                "device_back",
-                format!("device {device} is there: connections on {name} go on"),
-            ),
-            _ => continue,
-        };
-        daemon.events.tell(
-            kind,
-            what,
-            &[("device", device.clone()), ("bump", name.clone())],
-        );
-    }
 }
 
 /// A connection that comes from a device with a smaller MTU has its segments cut to that MTU, and so

@@ -6,12 +6,14 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
+use dibs_io::{PathSocket, SetupError};
 use dibs_policy::sockets;
+use nix::libc;
 use tokio::sync::Mutex;
 
 use crate::data::Driver;
+use crate::data::bumps::marks;
 use crate::host::interfaces::{Interface, Inventory, LEAST_MTU};
-use crate::switch::startup::{is_awaited, open_socket};
 
 /// A path's socket, and what the data path was told of its interface.
 #[derive(Clone, Debug)]
@@ -190,6 +192,27 @@ async fn holders(port: u16) -> String {
         true => String::new(),
         false => format!(": {} has it", named.join(", ")),
     }
+}
+
+/// Opens the socket of a path, on the interface of this name where the path is bound to one.
+fn open_socket(
+    config: &Config,
+    path: &PathConfig,
+    interface: Option<&str>,
+) -> Result<PathSocket, SetupError> {
+    let mark = marks(config).own();
+    let port = config.daemon.port;
+    let name = path.interface.as_deref();
+    // The file may have a name that is too long for the kernel here.
+    let name = name.map(|name| interface.unwrap_or(name));
+    PathSocket::open(name, path.address, port, mark)
+}
+
+/// Whether a socket was refused for want of its interface or address, which may come.
+fn is_awaited(error: &SetupError) -> bool {
+    let absent = [libc::ENODEV, libc::EADDRNOTAVAIL];
+    let code = error.error.raw_os_error();
+    code.is_some_and(|code| absent.contains(&code))
 }
 
 #[cfg(test)]

@@ -1,32 +1,21 @@
 //! What the backstop is told: which connections are on bumps, by choice or because they follow.
 
+use std::collections::BTreeSet;
+
 use dibs_config::Level;
-use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
+use dibs_control::RuleOrigin;
 use dibs_policy::conntrack::Connection;
-use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing, Strength};
+use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing};
+use dibs_settings::BumpId;
+use dibs_switch::conns::{Choice, Socket};
 use dibs_wire::FlowKey;
 
-use crate::kernel::gateway;
-use crate::kernel::steering::marks;
+use crate::data::bumps::marks;
+use crate::host::live::Live;
+use crate::kernel::{backstop_info, gateway};
 use crate::rulebook::rules::Rule;
 use crate::switch::wakers::Task;
 use crate::switch::{Daemon, State};
-
-/// For the user.
-pub(crate) fn info(standing: &Standing) -> BackstopInfo {
-    let (state, reason) = match standing {
-        Standing::Idle => (BackstopState::Idle, None),
-        Standing::Stands(Strength::Lasting) => (BackstopState::Lasting, None),
-        Standing::Stands(Strength::WhileRunning) => (BackstopState::WhileRunning, None),
-        Standing::Stands(Strength::Shared) => (BackstopState::Shared, None),
-        Standing::Missing => {
-            let why = Error::NoNftables.to_string();
-            (BackstopState::Missing, Some(why))
-        }
-        Standing::Failed(why) => (BackstopState::Failed, Some(why.clone())),
-    };
-    BackstopInfo { state, reason }
-}
 
 impl State {
     /// The connections that the backstop knows by name.
@@ -49,7 +38,7 @@ impl State {
 pub(crate) async fn set(daemon: &Daemon, wish: &Desired) -> bool {
     let mut backstop = daemon.kernel.backstop().await;
     let known = Known {
-        locked: gateway::locked_passing(daemon),
+        locked: locked_passing(daemon),
         ..daemon.state.borrow().known()
     };
     let before = backstop.standing().clone();
@@ -72,7 +61,7 @@ pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) 
     }
     const KIND: &str = "backstop";
     const PLAIN: &str = "what others flush may let connections go on in plain";
-    let state = info(now).state;
+    let state = backstop_info(now).state;
     let announce = |text| {
         daemon
             .events
@@ -110,7 +99,7 @@ pub(crate) async fn unbacked(daemon: &Daemon, added: Option<&Rule>) -> Option<St
             added,
         )
     };
-    daemon.kernel.unbacked(&daemon.config, &wish).await
+    daemon.kernel.unbacked(&wish).await
 }
 
 /// To be called before the kernel is brought to what is wanted.
@@ -202,7 +191,7 @@ pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Er
 /// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
 fn ours(daemon: &Daemon, entry: &Connection) -> Option<FlowKey> {
     let is_ours = |pair: &FlowKey| daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some();
-    let is_ours = |pair: &FlowKey| is_ours(pair) || gateway::passes(daemon, pair);
+    let is_ours = |pair: &FlowKey| is_ours(pair) || gateway::passes(&daemon.host, pair);
     entry.ends().into_iter().find(is_ours)
 }
 
@@ -220,6 +209,42 @@ pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
     }
     let before = backstop.standing().clone();
     // What failed shows in how it stands now, and is tried again.
-    let _ = backstop.set_locked(gateway::locked_passing(daemon)).await;
+    let _ = backstop.set_locked(locked_passing(daemon)).await;
     tell_standing(daemon, &before, backstop.standing());
+}
+
+/// Whether a connection that has no entry may live all the same.
+pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
+    gateway::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).ended
+}
+
+/// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
+/// entry, by our hand or its next packet, is named anew.
+pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
+    if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
+        daemon.update(&live.pair, |conn| conn.choice.rename(live.socket));
+        return false;
+    }
+    live.socket != choice.socket
+}
+
+/// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
+/// host does not know it any more it says so.
+pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Result<(), Error> {
+    for live in gateway::passing_of(&daemon.kernel, std::slice::from_ref(pair)).await? {
+        daemon.update(pair, |conn| conn.choice.rename(live.socket));
+        if !daemon.bumps.is_outside(bump) {
+            // Without the data path nobody can be asked.
+            let _ = daemon.driver.solicit(bump, *pair);
+        }
+    }
+    Ok(())
+}
+
+/// The connections that pass and are locked.
+pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
+    let locked: Vec<FlowKey> = daemon.state.borrow().conns.locked().collect();
+    { locked.into_iter() }
+        .filter(|pair| gateway::passes(&daemon.host, pair))
+        .collect()
 }

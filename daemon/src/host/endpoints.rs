@@ -9,6 +9,7 @@ use std::time::Instant;
 use dibs_config::{Config, Endpoint};
 use dibs_control::EndpointInfo;
 
+use crate::data::socket::unscoped;
 use crate::data::{Driver, Gone};
 use crate::host::interfaces::Inventory;
 use schedule::Schedule;
@@ -282,12 +283,6 @@ impl Named {
             "the name {host} has {its} addresses alone, and path {path} has {ours} addresses alone"
         ))
     }
-}
-
-/// Endpoint without the number of its interface, which a link-local one may have: the path says that, and one endpoint
-/// would be two.
-pub(crate) fn unscoped(to: SocketAddr) -> SocketAddr {
-    SocketAddr::new(to.ip(), to.port())
 }
 
 /// The first few addresses of each IP version, of those that a host can have.

@@ -10,8 +10,8 @@ use dibs_core::preference::{Unused, Usage};
 use dibs_settings::{Hint, Role, Scheduler};
 use serde::{Deserialize, Serialize};
 
-use crate::data::volumes::{Month, Stage, Turn, Volumes};
 use crate::data::{Driver, Gone, Snapshot};
+use crate::host::volumes::{Month, Stage, Turn, Volumes};
 
 /// What `dibsctl` set, as it is saved. Paths go by name: the file may have them in another order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,7 +158,7 @@ impl Wishes {
             }
             PathChange::Unprefer => self.prefer = Some(PreferWish::Nothing),
             PathChange::Scheduler { name } => {
-                crate::rulebook::rules::scheduler(&name)
+                crate::host::preferences::scheduler(&name)
                     .map_err(|message| Failure::new(ErrorKind::NotFound, message))?;
                 self.scheduler = Some(name);
             }
@@ -199,6 +199,17 @@ impl Wishes {
         }
         Ok(self.paths.entry(name.to_owned()).or_default())
     }
+}
+
+/// The scheduler of that name.
+///
+/// # Errors
+/// There is none, in one clause that names those that are.
+pub fn scheduler(name: &str) -> Result<Scheduler, String> {
+    name.parse().map_err(|_| {
+        let all = Scheduler::ALL.map(Scheduler::name).join(", ");
+        format!("there is no scheduler \"{name}\": there are {all}")
+    })
 }
 
 fn from_thousandths(delta: u32) -> f64 {
