@@ -27,7 +27,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    dibsd::host::log::start();
+    dibsd::host::process::start_log();
     let done = match &args.man {
         Some(directory) => man(directory),
         None if args.guard => dibsd::switch::guard::run(&args.config),

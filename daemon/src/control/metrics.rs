@@ -3,14 +3,17 @@
 //! A scrape is told what `dibsctl status` is, in the format OpenMetrics 1.0. Whoever is on this host may
 //! scrape, so nothing is told of single connections; labels are names out of the configuration and of counters,
 //! and so bounded in number. However many scrape, the daemon is asked once a second at most.
+//!
+//! Anybody on this host may connect, so nobody can keep others out or the daemon busy: there are few clients at once, and the
+//! oldest that has sent no request yet, or does not read its answer, goes for one more.
 
-mod server;
-
-use std::collections::BTreeMap;
-use std::fmt;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use std::{fmt, io};
 
 use dibs_control::{BackstopState, PathInfo, PathState, PeerState, Status};
 use prometheus_client::encoding::text::encode;
@@ -18,9 +21,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
-use tokio::net::TcpListener;
-
-use self::server::{Answer, Collects, Limits, Server};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, Notify};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Listens there; where that cannot be, says so in the log: steering does not depend on it.
 pub(crate) async fn bind(address: SocketAddr) -> Option<TcpListener> {
@@ -251,6 +256,224 @@ fn flag(is: bool) -> Option<f64> {
 
 fn micros(time: Option<u64>) -> Option<f64> {
     Some(time? as f64 / 1e6)
+}
+
+/// Clients at once.
+const CLIENTS: usize = 8;
+/// More than any scraper sends.
+const MAX_REQUEST: usize = 8 << 10;
+/// Between two tries to accept while there are no descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const CONTENT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// An answer to a client.
+struct Answer {
+    status: &'static str,
+    kind: &'static str,
+    body: String,
+}
+
+impl Answer {
+    /// With metrics.
+    fn metrics(body: String) -> Self {
+        Self {
+            status: "200 OK",
+            kind: CONTENT,
+            body,
+        }
+    }
+
+    /// With a sentence.
+    fn plain(status: &'static str, body: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind: PLAIN,
+            body: body.into(),
+        }
+    }
+}
+
+/// The source of metrics.
+trait Collects {
+    /// All of them, as they are now.
+    async fn collect(&self) -> Answer;
+}
+
+/// How long things take.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Metrics are not collected again before.
+    fresh: Duration,
+    /// A client's time for its request: it sends that as soon as it is connected.
+    request: Duration,
+    /// A client's time to read the answer.
+    answer: Duration,
+}
+
+impl Limits {
+    /// Metrics of the daemon.
+    const USUAL: Self = Self {
+        fresh: Duration::from_secs(1),
+        request: Duration::from_secs(2),
+        answer: Duration::from_secs(10),
+    };
+}
+
+/// See the module.
+struct Server<C> {
+    source: C,
+    limits: Limits,
+    /// Metrics that were collected last, and when. Whoever comes while that is done waits for it.
+    collected: Mutex<Option<(Instant, Rc<Answer>)>>,
+    clients: RefCell<VecDeque<Rc<Client>>>,
+    left: Notify,
+}
+
+/// A connected client.
+#[derive(Default)]
+struct Client {
+    /// The client waits for metrics.
+    waits: Cell<bool>,
+    evicted: Notify,
+}
+
+impl<C: Collects + 'static> Server<C> {
+    fn new(source: C, limits: Limits) -> Self {
+        Self {
+            source,
+            limits,
+            collected: Mutex::default(),
+            clients: RefCell::default(),
+            left: Notify::new(),
+        }
+    }
+
+    /// Serves without end. Runs inside a [`tokio::task::LocalSet`].
+    async fn serve(self: Rc<Self>, listener: TcpListener) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                // Out of descriptors, most likely: those in use have to end first.
+                sleep(PAUSE).await;
+                continue;
+            };
+            self.make_room().await;
+            let client = Rc::new(Client::default());
+            self.clients.borrow_mut().push_back(Rc::clone(&client));
+            tokio::task::spawn_local(Rc::clone(&self).attend(client, stream));
+            // A request that is there already is read before another client comes.
+            yield_now().await;
+        }
+    }
+
+    async fn make_room(&self) {
+        while self.clients.borrow().len() >= CLIENTS {
+            let idle = {
+                let mut clients = self.clients.borrow_mut();
+                let oldest = clients.iter().position(|client| !client.waits.get());
+                oldest.and_then(|at| clients.remove(at))
+            };
+            match idle {
+                Some(client) => client.evicted.notify_one(),
+                // They all wait for the same, and will have it.
+                None => self.left.notified().await,
+            }
+        }
+    }
+
+    async fn attend(self: Rc<Self>, client: Rc<Client>, stream: TcpStream) {
+        let served = tokio::select! {
+            served = self.serve_client(&client, stream) => served,
+            () = client.evicted.notified() => Err(io::Error::other("it gave way to others")),
+        };
+        if let Err(error) = served {
+            tracing::debug!("metrics: {error}");
+        }
+        let mut clients = self.clients.borrow_mut();
+        clients.retain(|other| !Rc::ptr_eq(other, &client));
+        self.left.notify_one();
+    }
+
+    async fn serve_client(&self, client: &Client, mut stream: TcpStream) -> io::Result<()> {
+        let request = timeout(self.limits.request, request(&mut stream)).await??;
+        let answer = match asked(&request) {
+            Asked::Metrics => {
+                client.waits.set(true);
+                let answer = self.metrics().await;
+                client.waits.set(false);
+                answer
+            }
+            Asked::Elsewhere => {
+                Rc::new(Answer::plain("404 Not Found", "metrics are at /metrics\n"))
+            }
+            Asked::Otherwise => {
+                Rc::new(Answer::plain("405 Method Not Allowed", "metrics are got\n"))
+            }
+            Asked::Nonsense => Rc::new(Answer::plain("400 Bad Request", "this is no request\n")),
+        };
+        let Answer { status, kind, body } = &*answer;
+        let length = body.len();
+        let text = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+             Connection: close\r\n\r\n{body}"
+        );
+        let answered = async {
+            stream.write_all(text.as_bytes()).await?;
+            stream.shutdown().await
+        };
+        timeout(self.limits.answer, answered).await?
+    }
+
+    async fn metrics(&self) -> Rc<Answer> {
+        let mut collected = self.collected.lock().await;
+        if let Some((at, answer)) = &*collected
+            && at.elapsed() < self.limits.fresh
+        {
+            return Rc::clone(answer);
+        }
+        let answer = Rc::new(self.source.collect().await);
+        *collected = Some((Instant::now(), Rc::clone(&answer)));
+        answer
+    }
+}
+
+/// Request up to the first empty line, as far as there is room for it.
+async fn request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut request = Vec::new();
+    let mut piece = [0; 1024];
+    while request.len() < MAX_REQUEST && !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut piece).await? {
+            0 => break,
+            len => request.extend_from_slice(&piece[..len]),
+        }
+    }
+    Ok(request)
+}
+
+/// The aim of a request.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    Metrics,
+    Elsewhere,
+    Otherwise,
+    Nonsense,
+}
+
+fn asked(request: &[u8]) -> Asked {
+    let line = request.split(|byte| *byte == b'\r').next();
+    let line = line.and_then(|line| std::str::from_utf8(line).ok());
+    let words: Vec<&str> = line.unwrap_or_default().split(' ').collect();
+    let [method, target, version] = words[..] else {
+        return Asked::Nonsense;
+    };
+    let path = target.split('?').next();
+    match method {
+        _ if !version.starts_with("HTTP/1.") => Asked::Nonsense,
+        "GET" if path == Some("/metrics") => Asked::Metrics,
+        "GET" => Asked::Elsewhere,
+        _ => Asked::Otherwise,
+    }
 }
 
 #[cfg(test)]

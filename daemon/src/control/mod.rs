@@ -269,6 +269,38 @@ impl Turns {
     }
 }
 
+/// Whom an event concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// All who may follow.
+    All,
+    /// Root.
+    Root,
+    /// Root, and this user.
+    User(u32),
+    /// This user; root knows.
+    UserAlone(u32),
+}
+
+impl Audience {
+    /// Of what concerns connections of this owner; none: it only passes this host.
+    pub(crate) fn of(uid: Option<u32>) -> Self {
+        match uid {
+            Some(uid) if uid != ROOT => Self::User(uid),
+            _ => Self::Root,
+        }
+    }
+
+    pub(crate) fn includes(self, caller: Caller) -> bool {
+        match self {
+            Self::All => true,
+            Self::Root => caller.is_root(),
+            Self::User(uid) => caller.is_root() || caller.uid == uid,
+            Self::UserAlone(uid) => caller.uid == uid,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::rc::Rc;

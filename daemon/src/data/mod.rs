@@ -1,23 +1,31 @@
-//! The main thread's end of the data path.
+//! The main thread's end of the data path: commands, notices, and messages to peers' daemons.
+//!
+//! Notices go over a bounded channel, without the data path ever waiting for it, and without losing anything: what finds no
+//! room stays where it is, which has bounds of its own, until there is some.
 
 pub mod bumps;
-pub(crate) mod notices;
 pub(crate) mod priority;
-pub(crate) mod rpc;
 pub(crate) mod socket;
 pub(crate) mod thread;
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
 use dibs_core::Time;
-use dibs_core::node::{ConnSnapshot, ControlError, FlowScheduler, PathSnapshot, PeerSnapshot};
+use dibs_core::node::{
+    ConnSnapshot, ControlError, Event, FlowScheduler, PathSnapshot, PeerSnapshot,
+};
 use dibs_core::preference::Usage;
 use dibs_io::{PathSocket, Tun, Waker};
 use dibs_settings::{BumpId, Hint, Scheduler};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Unanswered};
 use dibs_wire::FlowKey;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 pub(super) enum Command {
     AddTun {
@@ -342,5 +350,196 @@ impl Driver {
     pub fn stop(&self) {
         // It may have ended by itself.
         let _ = self.send(Command::Stop);
+    }
+}
+
+/// Notices that wait for the main thread, at most. More wait in the node: see `dibs_core::node::Event`.
+const NOTICES: usize = 256;
+
+/// What the data path tells the main thread.
+pub(crate) enum Notice {
+    /// An event of the node.
+    Node(Event),
+    /// A TUN cannot be read any more.
+    TunLost {
+        /// Its bump.
+        bump: BumpId,
+        /// The device, to be closed where that does not stop packets.
+        tun: Box<Tun>,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// The data path's end.
+pub(super) struct Teller {
+    notices: mpsc::Sender<Notice>,
+    /// Something found no room.
+    held: Arc<AtomicBool>,
+}
+
+/// The main thread's end.
+pub(crate) struct Notices {
+    notices: mpsc::Receiver<Notice>,
+    held: Arc<AtomicBool>,
+    /// Of the data path.
+    waker: Waker,
+}
+
+pub(super) fn notice_channel(waker: Waker) -> (Teller, Notices) {
+    let (notices, told) = mpsc::channel(NOTICES);
+    let held = Arc::new(AtomicBool::new(false));
+    let teller = Teller {
+        notices,
+        held: Arc::clone(&held),
+    };
+    let notices = Notices {
+        notices: told,
+        held,
+        waker,
+    };
+    (teller, notices)
+}
+
+impl Teller {
+    /// Whether there is room for a notice. If not, the data path is woken once there is.
+    pub(super) fn has_room(&self) -> bool {
+        let has_room = || self.notices.capacity() > 0;
+        has_room() || {
+            self.held.store(true, Ordering::SeqCst);
+            // What was taken before that woke nobody.
+            has_room()
+        }
+    }
+
+    /// Sends a notice for which there [is room](Self::has_room).
+    pub(super) fn tell(&self, notice: Notice) {
+        // Nobody else sends; without the main thread nobody is to be told.
+        let _ = self.notices.try_send(notice);
+    }
+}
+
+impl Notices {
+    /// The next notice; none once the data path has ended.
+    pub(crate) async fn next(&mut self) -> Option<Notice> {
+        let notice = self.notices.recv().await;
+        if self.held.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+        notice
+    }
+}
+
+/// What is answered of each thing that a request names.
+pub(crate) type Outcomes = Vec<(Outcome, u64)>;
+
+/// Sends requests, and keeps who waits for their answers. Commands: [`ask`](Self::ask) and
+/// [`answer`](Self::answer); inputs: [`receive`](Self::receive) and [`handle_answer`](Self::handle_answer).
+pub(crate) struct Rpc {
+    driver: Driver,
+    waiting: RefCell<HashMap<u32, Waiting>>,
+    next_request: Cell<u32>,
+    next_sequence: Cell<u64>,
+    /// Messages that are none.
+    malformed: Cell<u64>,
+    /// Answers for which their peer's messages do not make room.
+    dropped: Cell<u64>,
+}
+
+/// Who waits for a peer's answer.
+struct Waiting {
+    peer: usize,
+    answer: oneshot::Sender<Outcomes>,
+}
+
+impl From<Gone> for Unanswered {
+    fn from(_: Gone) -> Self {
+        Self::Ended
+    }
+}
+
+impl Rpc {
+    /// Requests are numbered from `first`.
+    pub(crate) fn new(driver: Driver, first: u32) -> Self {
+        Self {
+            driver,
+            waiting: RefCell::default(),
+            next_request: Cell::new(first),
+            next_sequence: Cell::new(1),
+            malformed: Cell::default(),
+            dropped: Cell::default(),
+        }
+    }
+
+    /// Asks a peer's daemon, and waits for the answer.
+    pub(crate) async fn ask(&self, peer: usize, body: Body) -> Result<Outcomes, Unanswered> {
+        let request = self.next_request.get();
+        self.next_request.set(request.wrapping_add(1));
+        let (answer, answered) = oneshot::channel();
+        let waiting = Waiting { peer, answer };
+        self.waiting.borrow_mut().insert(request, waiting);
+        let asked = async {
+            self.post(peer, Message { request, body }).await?;
+            match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
+                Ok(Ok(outcomes)) => Ok(outcomes),
+                _ => Err(Unanswered::Silent),
+            }
+        };
+        let answer = asked.await;
+        self.waiting.borrow_mut().remove(&request);
+        answer
+    }
+
+    /// The sequence of the next WANT or SILENT.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        let next = self.next_sequence.get();
+        self.next_sequence.replace(next + 1)
+    }
+
+    /// Answers a request of a peer's daemon.
+    pub(crate) async fn answer(&self, peer: usize, request: u32, outcomes: Outcomes) {
+        let body = Body::Answer(outcomes);
+        if let Err(error) = self.post(peer, Message { request, body }).await {
+            if error == Unanswered::Full {
+                self.dropped.update(|count| count + 1);
+            }
+            tracing::debug!(peer, "no answer sent: {error}");
+        }
+    }
+
+    async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
+        let sent = self.driver.send_control(peer, message.encode()).await?;
+        sent.map_err(Unanswered::from)
+    }
+
+    /// The message that a peer's daemon sent; one that is none is counted.
+    pub(crate) fn receive(&self, peer: usize, bytes: &[u8]) -> Option<Message> {
+        let message = Message::decode(bytes);
+        if message.is_err() {
+            self.malformed.update(|count| count + 1);
+            tracing::debug!(peer, "message dropped: malformed");
+        }
+        message.ok()
+    }
+
+    /// Hands an answer to whoever asked.
+    pub(crate) fn handle_answer(&self, peer: usize, request: u32, outcomes: Outcomes) {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting
+            .get(&request)
+            .is_some_and(|asked| asked.peer == peer)
+        {
+            let asked = waiting.remove(&request).expect("it was just seen");
+            // Who asked may have given up.
+            let _ = asked.answer.send(outcomes);
+        }
+    }
+
+    /// For `status`, by name.
+    pub(crate) fn counters(&self) -> [(&'static str, u64); 2] {
+        [
+            ("messages_malformed", self.malformed.get()),
+            ("messages_dropped", self.dropped.get()),
+        ]
     }
 }

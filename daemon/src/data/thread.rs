@@ -22,10 +22,12 @@ use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 use tokio::sync::oneshot;
 
-use crate::data::notices::{Notice, Notices, Teller};
 use crate::data::priority::Priority;
 use crate::data::socket::{PathIo, unscoped};
-use crate::data::{Command, Driver, DriverCounters, Snapshot, notices};
+use crate::data::{
+    Command, Driver, DriverCounters, Notice, Notices, Snapshot, Teller, notice_channel,
+};
+
 /// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
 const RECEIVES: usize = 3;
 /// Datagrams in a receive call behind which more will have come meanwhile. They go into the same round,
@@ -95,7 +97,7 @@ pub(crate) fn start(
     let poller = Poller::new()?;
     let waker = poller.waker(WAKER)?;
     let (commands, inbox) = channel();
-    let (teller, told) = notices::channel(waker.clone());
+    let (teller, told) = notice_channel(waker.clone());
     let thread = std::thread::Builder::new()
         .name("data".to_owned())
         .spawn(move || {

@@ -1,10 +1,9 @@
-//! Endpoints of the peers: the file's addresses, and the resolver's answers for its names.
-
-mod schedule;
+//! Endpoints of the peers: the file's addresses, and the resolver's answers for its names. A name is looked up at first, when
+//! the network has changed, and as long as it does not serve.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dibs_config::{Config, Endpoint};
 use dibs_control::EndpointInfo;
@@ -12,7 +11,6 @@ use dibs_control::EndpointInfo;
 use crate::data::socket::unscoped;
 use crate::data::{Driver, Gone};
 use crate::host::interfaces::Inventory;
-use schedule::Schedule;
 
 /// The addresses of each IP version that are used of a name.
 const ADDRESSES: usize = 4;
@@ -302,6 +300,83 @@ fn some_of_each(found: Vec<IpAddr>) -> Vec<IpAddr> {
 /// True if both are the same, in whatever order.
 fn is_same(one: &[IpAddr], other: &[IpAddr]) -> bool {
     one.len() == other.len() && one.iter().all(|address| other.contains(address))
+}
+
+/// The silence after which a name is looked up again.
+const SILENCE: Duration = Duration::from_secs(10);
+/// The longest wait between two lookups of a name that does not serve; it doubles up to this.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// See the module. Inputs are `note_*`, [`begin`](Self::begin) and [`end`](Self::end); [`due`](Self::due) says when to
+/// begin.
+#[derive(Debug)]
+struct Schedule {
+    under_way: bool,
+    /// The name was never looked up, or the network has changed since.
+    at_once: bool,
+    /// Since when nobody has answered where it leads, or it has led nowhere.
+    silent_since: Option<Instant>,
+    /// The end of the last lookup.
+    looked_up: Option<Instant>,
+    wait: Duration,
+}
+
+impl Schedule {
+    const fn new() -> Self {
+        Self {
+            under_way: false,
+            at_once: true,
+            silent_since: None,
+            looked_up: None,
+            wait: SILENCE,
+        }
+    }
+
+    /// Takes note of whether it serves now.
+    fn note_silence(&mut self, now: Instant, is_silent: bool) {
+        match is_silent {
+            true => {
+                self.silent_since.get_or_insert(now);
+            }
+            false => {
+                self.silent_since = None;
+                self.wait = SILENCE;
+            }
+        }
+    }
+
+    /// Another network may have another resolver, and others answers.
+    const fn note_network(&mut self) {
+        self.at_once = true;
+        self.wait = SILENCE;
+    }
+
+    /// Time of the next lookup; none: not before something is noted.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        if self.under_way {
+            return None;
+        }
+        if self.at_once {
+            return Some(now);
+        }
+        let silent = self.silent_since? + SILENCE;
+        let again = self.looked_up.map(|at| at + self.wait);
+        Some(again.map_or(silent, |again| silent.max(again)))
+    }
+
+    /// Begins a lookup.
+    fn begin(&mut self) {
+        self.under_way = true;
+        if !std::mem::take(&mut self.at_once) {
+            self.wait = (self.wait * 2).min(LONGEST);
+        }
+    }
+
+    /// The resolver has answered, or given up.
+    const fn end(&mut self, now: Instant) {
+        self.under_way = false;
+        self.looked_up = Some(now);
+    }
 }
 
 #[cfg(test)]

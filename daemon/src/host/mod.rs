@@ -1,28 +1,30 @@
-//! This host: its interfaces and addresses, and the sockets of the paths.
+//! This host: its interfaces and addresses, and the sockets of the paths. Each socket follows its interface, and one that
+//! cannot be opened is tried again.
 
 pub(crate) mod clock;
-pub(crate) mod directory;
 pub(crate) mod endpoints;
-pub(crate) mod fresh;
 pub mod interfaces;
-pub(crate) mod links;
 pub mod live;
-pub mod log;
-pub(crate) mod peer_warnings;
 pub mod preferences;
-pub(crate) mod privileges;
+pub(crate) mod process;
 pub(crate) mod volumes;
 
 use std::cell::{Ref, RefCell};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use dibs_config::Config;
+use anyhow::Context as _;
+use dibs_config::{Config, PathConfig};
+use dibs_io::{PathSocket, SetupError};
+use dibs_policy::sockets;
 use dibs_settings::BumpId;
+use nix::libc;
+use tokio::sync::Mutex;
 
+use crate::data::bumps::marks;
 use crate::data::{Driver, Gone};
-use crate::host::interfaces::{Interfaces, Inventory, own_addresses, sorted};
-use crate::host::links::Links;
+use crate::host::interfaces::{Interface, Interfaces, Inventory, LEAST_MTU, own_addresses, sorted};
 
 /// What is known of this host. Inputs are [`refresh`](Self::refresh) and [`keep_addresses`](Self::keep_addresses), the
 /// command is [`follow_links`](Self::follow_links); the data path is told what is new.
@@ -150,5 +152,231 @@ impl Host {
     /// Whether the socket of a path was refused for a reason of whose end no event tells.
     pub(crate) fn has_failed_path(&self) -> bool {
         self.links.have_failed()
+    }
+}
+
+/// A path's socket, and what the data path was told of its interface.
+#[derive(Clone, Debug)]
+struct Link {
+    socket: Socket,
+    /// Usable, the MTU, and the addresses.
+    told: Option<(bool, u16, Vec<IpAddr>)>,
+}
+
+#[derive(Clone, Debug)]
+enum Socket {
+    /// Bound to the interface of this number; none if it is bound to an address alone.
+    Open(Option<u32>),
+    /// Nobody has tried to open one.
+    Untried,
+    /// There is none until its interface or its address comes.
+    Awaited,
+    /// There is none, for the system refused it.
+    Refused(String),
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            socket: Socket::Untried,
+            told: None,
+        }
+    }
+}
+
+impl Link {
+    /// Whether a socket is to be opened, for the path's interface of this number.
+    fn is_due(&self, interface: Option<u32>) -> bool {
+        match self.socket {
+            // It stays bound to an interface that is gone, even if one of the same name comes. One that
+            // comes back is the one that it is bound to, and a second socket there would be refused.
+            Socket::Open(Some(bound)) => interface.is_some_and(|interface| interface != bound),
+            Socket::Open(None) => false,
+            Socket::Untried | Socket::Awaited | Socket::Refused(_) => interface.is_some(),
+        }
+    }
+
+    /// Why the path cannot be used here, if so.
+    fn lack(&self, path: &PathConfig, inventory: &Inventory) -> Option<String> {
+        let (up, mtu) = inventory.path_state(path);
+        if mtu < LEAST_MTU {
+            return Some(format!(
+                "its interface takes packets of {mtu} bytes at most, and {LEAST_MTU} are needed"
+            ));
+        }
+        match &self.socket {
+            _ if !up => Some("its interface is missing, down, or without the address".to_owned()),
+            Socket::Refused(why) => Some(format!("its socket cannot be opened: {why}")),
+            Socket::Untried | Socket::Awaited => Some("its socket is not open yet".to_owned()),
+            Socket::Open(_) => None,
+        }
+    }
+}
+
+/// The sockets of all paths, by index of the configuration. One task at a time looks after them.
+pub(crate) struct Links {
+    links: RefCell<Vec<Link>>,
+    turn: Mutex<()>,
+}
+
+impl Links {
+    /// Of so many paths.
+    pub(crate) fn new(paths: usize) -> Self {
+        Self {
+            links: RefCell::new(vec![Link::default(); paths]),
+            turn: Mutex::default(),
+        }
+    }
+
+    /// Opens the sockets that are not there and tells the data path what is new. A path whose socket the system
+    /// refuses waits, at the start too: any local user may have taken the port.
+    pub(crate) async fn follow(
+        &self,
+        config: &Config,
+        driver: &Driver,
+        inventory: impl Fn() -> Inventory,
+    ) -> anyhow::Result<()> {
+        let _turn = self.turn.lock().await;
+        let inventory = inventory();
+        for (index, path) in config.paths.iter().enumerate() {
+            let interface = inventory.of_path(path);
+            let before = self.links.borrow()[index].clone();
+            let due = before.is_due(interface.map(|found| found.index));
+            let socket = match due {
+                true => open(config, driver, index, interface, &before.socket).await?,
+                false => before.socket,
+            };
+            let opened = due && matches!(socket, Socket::Open(_));
+            let lack = {
+                let link = &mut self.links.borrow_mut()[index];
+                link.socket = socket;
+                link.lack(path, &inventory)
+            };
+            let (_, mtu) = inventory.path_state(path);
+            let is = (lack.is_none(), mtu, inventory.path_addresses(path));
+            if opened || before.told.as_ref() != Some(&is) {
+                driver.set_path(index, is.0, is.1, is.2.clone())?;
+                self.links.borrow_mut()[index].told = Some(is);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a path cannot be used here, if so.
+    pub(crate) fn lack(
+        &self,
+        index: usize,
+        path: &PathConfig,
+        inventory: &Inventory,
+    ) -> Option<String> {
+        self.links.borrow()[index].lack(path, inventory)
+    }
+
+    /// Whether a socket was refused for a reason of whose end no event tells.
+    pub(crate) fn have_failed(&self) -> bool {
+        let links = self.links.borrow();
+        let mut sockets = links.iter().map(|link| &link.socket);
+        sockets.any(|socket| matches!(socket, Socket::Refused(_)))
+    }
+}
+
+/// Opens the socket of a path, of which there is none for the interface that it has now.
+async fn open(
+    config: &Config,
+    driver: &Driver,
+    index: usize,
+    interface: Option<&Interface>,
+    before: &Socket,
+) -> anyhow::Result<Socket> {
+    let path = &config.paths[index];
+    let name = &path.name;
+    let device = interface.map(|found| found.name.as_str());
+    Ok(match open_socket(config, path, device) {
+        Ok(socket) => {
+            let set = driver.set_socket(index, socket).await?;
+            set.with_context(|| format!("cannot watch path {name}"))?;
+            let bound = interface.filter(|_| path.interface.is_some());
+            Socket::Open(bound.map(|found| found.index))
+        }
+        Err(error) if is_awaited(&error) => {
+            if !matches!(before, Socket::Awaited) {
+                tracing::warn!(dibs.path = name, "path {name} is not there yet: {error}");
+            }
+            Socket::Awaited
+        }
+        Err(error) => {
+            let holders = match error.error.kind() {
+                ErrorKind::AddrInUse => holders(config.daemon.port).await,
+                _ => String::new(),
+            };
+            let why = format!("{error}{holders}");
+            if !matches!(before, Socket::Refused(known) if *known == why) {
+                tracing::warn!(
+                    dibs.path = name,
+                    "path {name}: its socket cannot be opened yet: {why}"
+                );
+            }
+            Socket::Refused(why)
+        }
+    })
+}
+
+/// The other processes that have this UDP port here, for a message; nothing if that cannot be seen.
+async fn holders(port: u16) -> String {
+    // It reads all of /proc.
+    let held = tokio::task::spawn_blocking(move || sockets::of_udp_port(port)).await;
+    let mut held = held.unwrap_or_default();
+    held.retain(|holder| holder.pid != std::process::id());
+    let named: Vec<String> = held.iter().map(ToString::to_string).collect();
+    match named.is_empty() {
+        true => String::new(),
+        false => format!(": {} has it", named.join(", ")),
+    }
+}
+
+/// Opens the socket of a path, on the interface of this name where the path is bound to one.
+fn open_socket(
+    config: &Config,
+    path: &PathConfig,
+    interface: Option<&str>,
+) -> Result<PathSocket, SetupError> {
+    let mark = marks(config).own();
+    let port = config.daemon.port;
+    let name = path.interface.as_deref();
+    // The file may have a name that is too long for the kernel here.
+    let name = name.map(|name| interface.unwrap_or(name));
+    PathSocket::open(name, path.address, port, mark)
+}
+
+/// Whether a socket was refused for want of its interface or address, which may come.
+fn is_awaited(error: &SetupError) -> bool {
+    let absent = [libc::ENODEV, libc::EADDRNOTAVAIL];
+    let code = error.error.raw_os_error();
+    code.is_some_and(|code| absent.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(socket: Socket) -> Link {
+        Link { socket, told: None }
+    }
+
+    #[test]
+    fn a_socket_is_opened_for_another_interface_and_where_there_is_none() {
+        let bound = link(Socket::Open(Some(5)));
+        assert!(!bound.is_due(Some(5)) && !bound.is_due(None));
+        assert!(bound.is_due(Some(6)));
+        // An address that goes to another interface takes its socket with it.
+        assert!(!link(Socket::Open(None)).is_due(Some(6)));
+        for missing in [
+            Socket::Untried,
+            Socket::Awaited,
+            Socket::Refused("why".to_owned()),
+        ] {
+            let missing = link(missing);
+            assert!(missing.is_due(Some(5)) && !missing.is_due(None));
+        }
     }
 }

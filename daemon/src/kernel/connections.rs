@@ -1,15 +1,27 @@
-//! The live TCP connections to peers: sockets, their marks, where they are.
+//! The live TCP connections to peers: sockets, and those of others that this host forwards, between the networks behind it and
+//! hosts behind peers. Their sockets are elsewhere, so what conntrack has of them stands for these.
+//!
+//! Connections whose addresses this host translates the far end knows by others, so they cannot be moved; new ones on a bump
+//! keep their address (`dibs-policy/src/rules/nftables_only.rs`). A subflow of an MPTCP connection that goes by a bump while
+//! another one goes in plain shows in plain what the bump hides, so all subflows of a connection move, or none.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hasher as _;
+use std::net::IpAddr;
 
+use dibs_config::Config;
 use dibs_policy::conntrack::{Connection, LOOKUPS};
-use dibs_policy::sockets::{self, TcpSocket};
+use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
+use dibs_policy::{Error, translation};
+use dibs_settings::BumpId;
 use dibs_switch::conns::Socket;
+use dibs_switch::knock::Refusal;
 use dibs_wire::FlowKey;
 
 use crate::host::Host;
 use crate::host::live::Live;
-use crate::kernel::{Kernel, gateway};
+use crate::host::process::or_warn;
+use crate::kernel::Kernel;
 
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
@@ -51,12 +63,7 @@ pub(crate) async fn sockets_as<U>(
     pick: impl Fn(Live) -> Option<U>,
 ) -> anyhow::Result<Vec<U>> {
     let mut found = sockets::list(|socket| pick(live(kernel.host(), socket)?)).await?;
-    found.extend(
-        gateway::all_passing(kernel)
-            .await?
-            .into_iter()
-            .filter_map(pick),
-    );
+    found.extend(all_passing(kernel).await?.into_iter().filter_map(pick));
     Ok(found)
 }
 
@@ -67,7 +74,7 @@ pub(crate) async fn sockets_of(
 ) -> Result<HashMap<FlowKey, Live>, dibs_policy::Error> {
     let found = sockets::find(pairs).await?.into_iter();
     let lives = found.filter_map(|socket| live(kernel.host(), socket));
-    let lives = lives.chain(gateway::passing_of(kernel, pairs).await?);
+    let lives = lives.chain(passing_of(kernel, pairs).await?);
     Ok(lives.map(|live| (live.pair, live)).collect())
 }
 
@@ -92,4 +99,334 @@ fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
 pub(crate) fn ends_to_peers(host: &Host, entry: &Connection) -> impl Iterator<Item = FlowKey> {
     let to_peer = |pair: &FlowKey| host.peer_of(pair.dst).is_some();
     entry.ends().into_iter().filter(to_peer)
+}
+
+/// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
+const CT_SYN_SENT: u8 = 1;
+const CT_ESTABLISHED: u8 = 3;
+const CT_CLOSE_WAIT: u8 = 5;
+const CT_TIME_WAIT: u8 = 7;
+const CT_CLOSE: u8 = 8;
+
+/// What conntrack is to note of each connection: when it began, which tells two of the same ends apart,
+/// and its bytes.
+const NOTES: [&str; 2] = [
+    "/proc/sys/net/netfilter/nf_conntrack_timestamp",
+    "/proc/sys/net/netfilter/nf_conntrack_acct",
+];
+
+/// Whether an address is behind this host, by its configuration.
+pub(crate) fn is_behind(config: &Config, address: IpAddr) -> bool {
+    config
+        .daemon
+        .gateway
+        .iter()
+        .any(|net| net.contains(&address))
+}
+
+/// Why this host does not forward what its configuration says it forwards, one sentence each.
+pub(crate) fn faults(config: &Config) -> Vec<String> {
+    let families = [
+        ("net.ipv4.ip_forward", false),
+        ("net.ipv6.conf.all.forwarding", true),
+    ];
+    let off = |(key, v6): &(&str, bool)| {
+        let mut networks = config.daemon.gateway.iter();
+        let meant = networks.any(|net| net.addr().is_ipv6() == *v6);
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        meant && std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "0")
+    };
+    let say = |(key, _): (&str, bool)| {
+        format!("gateway: this host forwards nothing, for {key} is 0: run `sysctl -w {key}=1`")
+    };
+    families.into_iter().filter(off).map(say).collect()
+}
+
+/// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only
+/// then it tracks anything.
+pub(crate) fn note_passing(config: &Config) {
+    if config.daemon.gateway.is_empty() {
+        return;
+    }
+    for note in NOTES {
+        if let Err(error) = std::fs::write(note, "1") {
+            tracing::warn!("{note}: {error}: forwarded connections are told apart less well");
+        }
+    }
+}
+
+/// Whether a connection is not this host's own, but passes it.
+pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
+    let local = pair.src;
+    is_behind(host.config(), local) && !host.has(local) && host.peer_of(pair.dst).is_some()
+}
+
+/// A tracked connection that passes this host.
+pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
+    let pair = entry.ends().into_iter().find(|pair| passes(host, pair))?;
+    let began = entry.original.source() == pair.source();
+    let in_order = |[first, second]: [u64; 2]| match began {
+        true => (first, second),
+        false => (second, first),
+    };
+    let (sent, received) = in_order(entry.bytes.unwrap_or_default());
+    // It shifts the windows that the far end gives.
+    let (_, scale) = in_order(entry.window_scales.map(u64::from));
+    let state = entry.tcp_state.unwrap_or(CT_ESTABLISHED);
+    Some(Live {
+        pair,
+        peer: host.peer_of(pair.dst)?,
+        socket: name(entry),
+        uid: None,
+        inode: 0,
+        bound: false,
+        mptcp: None,
+        over: matches!(state, CT_TIME_WAIT | CT_CLOSE),
+        established: state == CT_ESTABLISHED,
+        opening: state == CT_SYN_SENT,
+        counts: TcpCounts {
+            window_scale: u8::try_from(scale).expect("it was a byte"),
+            bytes_acked: sent,
+            bytes_received: received,
+            ..TcpCounts::default()
+        },
+        mark: entry.mark,
+    })
+}
+
+/// All connections that pass this host.
+pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
+    let host = kernel.host();
+    if host.config().daemon.gateway.is_empty() {
+        return Ok(Vec::new());
+    }
+    let listed = |entry| passing(host, &entry);
+    kernel.conntrack()?.list(listed).await
+}
+
+/// Those of these connections that pass this host.
+pub(crate) async fn passing_of(kernel: &Kernel, pairs: &[FlowKey]) -> Result<Vec<Live>, Error> {
+    let mut found = Vec::new();
+    let host = kernel.host();
+    for pair in pairs.iter().filter(|pair| passes(host, pair)) {
+        let entry = kernel.conntrack()?.get(pair).await?;
+        found.extend(entry.and_then(|entry| passing(host, &entry)));
+    }
+    Ok(found)
+}
+
+/// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
+/// knows: somebody flushed the table.
+pub(crate) fn was_passing(host: &Host, entry: &Connection) -> bool {
+    let went_on = |state| (CT_ESTABLISHED..=CT_CLOSE_WAIT).contains(&state);
+    entry.tcp_state.is_some_and(went_on) && passing(host, entry).is_some()
+}
+
+/// What tells a tracked connection from others of the same ends, before and after it.
+fn name(entry: &Connection) -> Socket {
+    // The kernel makes its number of the entry's place in memory and its ends, which may both come again.
+    let mut hash = std::hash::DefaultHasher::new();
+    hash.write_u32(entry.id);
+    hash.write_u64(entry.since.unwrap_or(0));
+    // 0 is nobody's name.
+    Socket((hash.finish() as u32).max(1))
+}
+
+/// Why connections cannot be moved to a bump whose source is translated here.
+pub(crate) async fn translated(
+    kernel: &Kernel,
+    lives: &[Live],
+) -> anyhow::Result<HashMap<FlowKey, String>> {
+    let mut refused = HashMap::new();
+    let mut conntrack = kernel.conntrack()?;
+    for pair in lives.iter().map(|live| live.pair) {
+        let entry = conntrack.get(&pair).await?;
+        // As its answers come, if they came here untranslated.
+        let is_translated = |entry: &Connection| entry.reply != entry.original.reversed();
+        let Some(entry) = entry.filter(is_translated) else {
+            continue;
+        };
+        let seen = match entry.original.source() == pair.source() {
+            true => entry.reply.destination(),
+            false => entry.reply.source(),
+        };
+        let rule = translation::rule_for(pair.source(), pair.destination()).await?;
+        let by = rule.map_or("a rule of the nat table".to_owned(), |r| format!("`{r}`"));
+        refused.insert(
+            pair,
+            format!(
+                "{by} shows it to the peer as {seen}: except {} from it, and connect anew",
+                pair.dst
+            ),
+        );
+    }
+    Ok(refused)
+}
+
+/// Why connections cannot move.
+pub(crate) type Refused = BTreeMap<FlowKey, String>;
+
+/// Connections of `all` that are meant, or are subflows of a connection of which one is.
+pub(crate) fn united(all: &[Live], meant: impl Fn(&Live) -> bool) -> Vec<&Live> {
+    let is_meant = |live: &&Live| meant(live);
+    let tokens: BTreeSet<u32> = { all.iter().filter(is_meant) }
+        .filter_map(|live| live.mptcp)
+        .collect();
+    let is_united = |live: &Live| live.mptcp.is_some_and(|token| tokens.contains(&token));
+    let chosen = all.iter().filter(|live| meant(live) || is_united(live));
+    chosen.collect()
+}
+
+/// Has none of a connection's subflows move where one cannot.
+pub(crate) fn spread(lives: &[Live], refused: &mut Refused) {
+    let mut whys: BTreeMap<u32, String> = BTreeMap::new();
+    for live in lives {
+        if let Some((token, why)) = live.mptcp.zip(refused.get(&live.pair)) {
+            whys.entry(token).or_insert_with(|| {
+                format!(
+                    "a subflow of the same MPTCP connection ({}) cannot move: {why}",
+                    live.pair
+                )
+            });
+        }
+    }
+    for live in lives {
+        if let Some(why) = live.mptcp.and_then(|token| whys.get(&token)) {
+            refused.entry(live.pair).or_insert_with(|| why.clone());
+        }
+    }
+}
+
+/// The same, of those that plain does not carry.
+pub(crate) fn spread_refusals(
+    lives: &[Live],
+    mut refusals: BTreeMap<FlowKey, Refusal>,
+) -> BTreeMap<FlowKey, Refusal> {
+    let of_subflow = |live: &Live| Some((live.mptcp?, *refusals.get(&live.pair)?));
+    let whys: BTreeMap<u32, Refusal> = lives.iter().filter_map(of_subflow).collect();
+    for live in lives {
+        if let Some(why) = live.mptcp.and_then(|token| whys.get(&token)) {
+            refusals.entry(live.pair).or_insert(*why);
+        }
+    }
+    refusals
+}
+
+/// Why connections cannot go to a bump of which other subflows are beyond the reach of bumps: bound to a device, or to
+/// hosts that are no peer's.
+pub(crate) async fn out_of_reach(host: &Host, lives: &[Live]) -> anyhow::Result<Refused> {
+    let tokens: BTreeSet<u32> = lives.iter().filter_map(|live| live.mptcp).collect();
+    if tokens.is_empty() {
+        return Ok(Refused::new());
+    }
+    let is_meant = |token: u32| tokens.contains(&token);
+    let beyond = sockets::list(|socket| {
+        let token = socket.mptcp.filter(|token| is_meant(*token))?;
+        let subflow = format!("a subflow of the same MPTCP connection ({})", socket.key);
+        if socket.bound_device != 0 {
+            return Some((
+                token,
+                format!("{subflow} is bound to a device and cannot be steered"),
+            ));
+        }
+        let is_to_peer = host.peer_of(socket.key.dst).is_some();
+        (!is_to_peer).then(|| (token, format!("{subflow} goes to a host that is no peer's")))
+    });
+    let beyond: BTreeMap<u32, String> = beyond.await?.into_iter().collect();
+    let why = |live: &Live| Some((live.pair, beyond.get(&live.mptcp?)?.clone()));
+    Ok(lives.iter().filter_map(why).collect())
+}
+
+/// Connections of these that can be steered there: of an MPTCP connection all subflows or none.
+pub(crate) async fn steerable(host: &Host, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
+    let mut refused = match bump {
+        None => Refused::new(),
+        Some(_) => or_warn(out_of_reach(host, lives).await).unwrap_or_default(),
+    };
+    let bound = lives.iter().filter(|live| live.bound);
+    let why = |live: &Live| (live.pair, "its socket is bound to a device".to_owned());
+    refused.extend(bound.map(why));
+    spread(lives, &mut refused);
+    for (pair, why) in &refused {
+        tracing::debug!(?pair, "rules do not move a connection: {why}");
+    }
+    let is_able = |live: &&Live| !refused.contains_key(&live.pair);
+    lives.iter().filter(is_able).copied().collect()
+}
+
+/// Connections that moved while another subflow of the same connection did not, by what the peer or the kernel
+/// said.
+pub(crate) fn torn(moved: &[(Live, Result<(), String>)]) -> Vec<(Live, String)> {
+    let mut refused = Refused::new();
+    let failed = moved.iter().filter_map(|(live, outcome)| {
+        let why = outcome.as_ref().err()?;
+        Some((live.pair, why.clone()))
+    });
+    refused.extend(failed);
+    let lives: Vec<Live> = moved.iter().map(|(live, _)| *live).collect();
+    spread(&lives, &mut refused);
+    let is_torn = |(live, outcome): &(Live, Result<(), String>)| {
+        let why = refused.get(&live.pair).filter(|_| outcome.is_ok())?;
+        Some((*live, why.clone()))
+    };
+    moved.iter().filter_map(is_torn).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use dibs_policy::sockets::TcpCounts;
+    use dibs_switch::conns::Socket;
+
+    use super::*;
+
+    fn live(port: u16, mptcp: Option<u32>) -> Live {
+        Live {
+            pair: FlowKey::tcp(([10, 0, 1, 1], port), ([10, 0, 1, 2], 80)),
+            peer: 0,
+            socket: Socket(port.into()),
+            uid: Some(0),
+            inode: 1,
+            bound: false,
+            mptcp,
+            over: false,
+            established: true,
+            opening: false,
+            counts: TcpCounts::default(),
+            mark: 0,
+        }
+    }
+
+    #[test]
+    fn subflows_are_meant_and_refused_together() {
+        let lives = [
+            live(1, Some(7)),
+            live(2, Some(7)),
+            live(3, Some(8)),
+            live(4, None),
+        ];
+        let ports =
+            |lives: &[&Live]| -> Vec<u16> { lives.iter().map(|live| live.pair.sport).collect() };
+        let port = |port| move |live: &Live| live.pair.sport == port;
+        assert_eq!(ports(&united(&lives, port(1))), [1, 2]);
+        assert_eq!(ports(&united(&lives, port(4))), [4]);
+
+        let mut refused = Refused::from([
+            (lives[0].pair, "it is bound".to_owned()),
+            (lives[3].pair, "it has ended".to_owned()),
+        ]);
+        spread(&lives, &mut refused);
+        assert_eq!(refused[&lives[0].pair], "it is bound");
+        assert!(refused[&lives[1].pair].contains("10.0.1.1:1") && refused.len() == 3);
+
+        let failed = |live: Live| (live, Err("no".to_owned()));
+        let moved = [
+            (lives[0], Ok(())),
+            failed(lives[1]),
+            (lives[2], Ok(())),
+            failed(lives[3]),
+        ];
+        let torn = torn(&moved);
+        let torn: Vec<&Live> = torn.iter().map(|(live, _)| live).collect();
+        assert_eq!(ports(&torn), [1]);
+    }
 }

@@ -1,28 +1,24 @@
 //! The kernel's side of this host: what steers it, what nftables and conntrack are told, and how it stands.
 
 pub(crate) mod connections;
-pub(crate) mod conntracks;
 pub(crate) mod devices;
-pub(crate) mod gateway;
 pub(crate) mod steering;
-pub(crate) mod subflows;
-pub(crate) mod translated;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dibs_config::Fail;
 use dibs_control::{BackstopInfo, BackstopState};
+use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Desired, Error, Standing, Strength};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use crate::host::Host;
 use crate::host::clock::wall;
-use crate::host::fresh::Fresh;
-use crate::kernel::conntracks::{Asking, Conntracks};
 use crate::kernel::steering::Steerer;
 
 /// What is counted by the kernel is asked for as often.
@@ -232,4 +228,129 @@ pub(crate) fn backstop_info(standing: &Standing) -> BackstopInfo {
         Standing::Failed(why) => (BackstopState::Failed, Some(why.clone())),
     };
     BackstopInfo { state, reason }
+}
+
+/// Those that are kept open, at most.
+const MOST_KEPT: usize = 4;
+
+/// What conntrack is asked by, while nobody does.
+#[derive(Default)]
+pub(crate) struct Conntracks(RefCell<Vec<Conntrack>>);
+
+impl Conntracks {
+    /// Something to ask conntrack by.
+    pub(crate) fn get(&self) -> Result<Asking<'_>, dibs_policy::Error> {
+        let kept = self.0.borrow_mut().pop();
+        let conntrack = Some(kept.map_or_else(Conntrack::open, Ok)?);
+        Ok(Asking {
+            kept: &self.0,
+            conntrack,
+        })
+    }
+}
+
+/// One in use.
+pub(crate) struct Asking<'a> {
+    kept: &'a RefCell<Vec<Conntrack>>,
+    conntrack: Option<Conntrack>,
+}
+
+impl Deref for Asking<'_> {
+    type Target = Conntrack;
+
+    fn deref(&self) -> &Conntrack {
+        self.conntrack
+            .as_ref()
+            .expect("it is given back at the end")
+    }
+}
+
+impl DerefMut for Asking<'_> {
+    fn deref_mut(&mut self) -> &mut Conntrack {
+        self.conntrack
+            .as_mut()
+            .expect("it is given back at the end")
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.kept.borrow_mut();
+        if kept.len() < MOST_KEPT {
+            kept.extend(self.conntrack.take().filter(Conntrack::is_idle));
+        }
+    }
+}
+
+/// Keeps what was found out last.
+pub(crate) struct Fresh<T> {
+    keep: Duration,
+    last: Mutex<Option<(Instant, T)>>,
+}
+
+impl<T: Clone> Fresh<T> {
+    /// Finds out anew once what is known is older than `keep`.
+    pub(crate) fn new(keep: Duration) -> Self {
+        Self {
+            keep,
+            last: Mutex::default(),
+        }
+    }
+
+    /// What is known at `now`. `find` is given what was known before; meanwhile others wait, for what it finds.
+    /// Who does not want to wait for so long leaves what was known to the next.
+    pub(crate) async fn get(&self, now: Instant, find: impl AsyncFnOnce(Option<T>) -> T) -> T {
+        let mut last = self.last.lock().await;
+        let known = match &mut *last {
+            Some((at, known)) => {
+                if now.saturating_duration_since(*at) < self.keep {
+                    return known.clone();
+                }
+                // The next attempt is as far away, should this one be given up.
+                *at = now;
+                Some(known.clone())
+            }
+            None => None,
+        };
+        let found = find(known).await;
+        *last = Some((now, found.clone()));
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_util::future::join_all;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    const KEPT: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn all_who_ask_within_a_time_cause_one_run() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").block_on(async {
+            let (fresh, runs) = (Fresh::new(KEPT), Cell::new(0));
+            let start = Instant::now();
+            let ask = async |after: Duration| {
+                let run = async |before: Option<u32>| {
+                    assert_eq!(before.unwrap_or(0), runs.get());
+                    runs.set(runs.get() + 1);
+                    yield_now().await;
+                    runs.get()
+                };
+                fresh.get(start + after, run).await
+            };
+            // At once, while it runs, and afterwards.
+            let many = join_all((0..100).map(|_| ask(Duration::ZERO))).await;
+            assert!(many.iter().all(|found| *found == 1), "{many:?}");
+            assert_eq!(ask(KEPT / 2).await, 1);
+            let later = join_all((0..100).map(|n| ask(KEPT + KEPT / 200 * n))).await;
+            assert!(later.iter().all(|found| *found == 2), "{later:?}");
+            assert_eq!(runs.get(), 2);
+        });
+    }
 }

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 use crate::data::bumps::{carried, marks};
 use crate::host::interfaces::Inventory;
 use crate::host::volumes::write;
-use crate::rulebook::RuleBook;
+use crate::rulebook::rules::Rule;
 
 /// Name in the configured directory.
 const FILE: &str = "wishes.json";
@@ -78,9 +78,13 @@ pub fn desired(
 
 impl Kept {
     /// Wishes of the file's rules alone: those of users, and choices, do not outlive a start of the host.
-    pub(crate) fn of(config: &Config, inventory: &Inventory, book: &RuleBook) -> Self {
-        let offset = book.utc_offset();
-        let of_file = { book.in_force() }.filter(|rule| rule.origin == RuleOrigin::Config);
+    pub(crate) fn of<'a>(
+        config: &Config,
+        inventory: &Inventory,
+        in_force: impl Iterator<Item = &'a Rule>,
+        offset: i32,
+    ) -> Self {
+        let of_file = in_force.filter(|rule| rule.origin == RuleOrigin::Config);
         let rules: Vec<ClassRule> = of_file
             .flat_map(|rule| rule.classes_here(offset, inventory))
             .collect();
@@ -167,6 +171,7 @@ impl Keeper {
 mod tests {
     use super::*;
     use crate::data::bumps::carried;
+    use crate::rulebook::RuleBook;
     use crate::rulebook::state_file::Saved;
 
     /// A file with rules of every kind.
@@ -185,7 +190,7 @@ mod tests {
     fn kept() -> Kept {
         let config = dibs_config::parse("dibs.toml", RULES).unwrap();
         let book = RuleBook::restored(&config, &carried(&config), &Saved::default()).unwrap();
-        Kept::of(&config, &Inventory::default(), &book)
+        Kept::of(&config, &Inventory::default(), book.in_force(), 0)
     }
 
     #[test]

@@ -12,8 +12,7 @@ use dibs_settings::{BumpId, Scheduler, Shows, Term};
 use dibs_switch::rules::{Fit, Rule as _};
 use ipnet::IpNet;
 
-use crate::control::ROOT;
-use crate::control::events::Audience;
+use crate::control::{Audience, ROOT};
 use crate::host::interfaces::{Inventory, nobodys_name};
 use crate::host::live::Live;
 use crate::host::preferences::scheduler;

@@ -12,7 +12,7 @@ use dibs_wire::FlowKey;
 
 use crate::data::bumps::marks;
 use crate::host::live::Live;
-use crate::kernel::{backstop_info, gateway};
+use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
 use crate::switch::wakers::Task;
 use crate::switch::{Daemon, State};
@@ -191,7 +191,7 @@ pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Er
 /// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
 fn ours(daemon: &Daemon, entry: &Connection) -> Option<FlowKey> {
     let is_ours = |pair: &FlowKey| daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some();
-    let is_ours = |pair: &FlowKey| is_ours(pair) || gateway::passes(&daemon.host, pair);
+    let is_ours = |pair: &FlowKey| is_ours(pair) || connections::passes(&daemon.host, pair);
     entry.ends().into_iter().find(is_ours)
 }
 
@@ -215,7 +215,7 @@ pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
 
 /// Whether a connection that has no entry may live all the same.
 pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
-    gateway::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).ended
+    connections::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).ended
 }
 
 /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
@@ -231,7 +231,7 @@ pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
 /// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
 /// host does not know it any more it says so.
 pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Result<(), Error> {
-    for live in gateway::passing_of(&daemon.kernel, std::slice::from_ref(pair)).await? {
+    for live in connections::passing_of(&daemon.kernel, std::slice::from_ref(pair)).await? {
         daemon.update(pair, |conn| conn.choice.rename(live.socket));
         if !daemon.bumps.is_outside(bump) {
             // Without the data path nobody can be asked.
@@ -245,6 +245,6 @@ pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Res
 pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
     let locked: Vec<FlowKey> = daemon.state.borrow().conns.locked().collect();
     { locked.into_iter() }
-        .filter(|pair| gateway::passes(&daemon.host, pair))
+        .filter(|pair| connections::passes(&daemon.host, pair))
         .collect()
 }

@@ -16,7 +16,7 @@ use dibs_policy::{
 };
 
 use crate::host::interfaces::{Interfaces, Inventory};
-use crate::host::privileges;
+use crate::host::process;
 use crate::rulebook::kept::Kept;
 use crate::rulebook::state_file::{Saved, StateFile};
 use crate::switch::startup;
@@ -27,8 +27,8 @@ use crate::switch::state::initial_state;
 /// # Errors
 /// It could not; the message is one clear sentence.
 pub fn run(file: &Path) -> anyhow::Result<()> {
-    privileges::ensure_descriptors()?;
-    privileges::restrict([])?;
+    process::ensure_descriptors()?;
+    process::restrict([])?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

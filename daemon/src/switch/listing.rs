@@ -19,8 +19,7 @@ use crate::control::Caller;
 use crate::data::{Gone, Snapshot};
 use crate::host::clock::wall;
 use crate::host::live::Live;
-use crate::kernel::backstop_info;
-use crate::kernel::gateway;
+use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
 use crate::switch::sessions::{UNSECURED, key_origin, outdated, peer_state};
 use crate::switch::{Daemon, silence};
@@ -31,7 +30,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
     let on_bumps = on_bumps(daemon, lives);
     let snapshot = daemon.driver.snapshot().await?;
     let mut warnings = daemon.preferences.borrow().warnings(&daemon.config);
-    warnings.extend(gateway::faults(&daemon.config));
+    warnings.extend(connections::faults(&daemon.config));
     warnings.extend(silence::warnings(daemon));
     warnings.extend(
         daemon

@@ -15,11 +15,10 @@ use dibs_wire::FlowKey;
 use crate::data::bumps::{marks, translated};
 use crate::host::clock::{instant, now};
 use crate::host::live::Live;
-use crate::kernel::{connections, gateway};
+use crate::kernel::connections;
 use crate::rulebook::state_file::Saved;
-use crate::switch::backstop;
 use crate::switch::wakers::Task;
-use crate::switch::{Daemon, marking};
+use crate::switch::{Daemon, backstop, marking};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -207,7 +206,7 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
         Some(lives[at].1)
     };
-    let passes = |pair: &FlowKey| gateway::passes(&daemon.host, pair);
+    let passes = |pair: &FlowKey| connections::passes(&daemon.host, pair);
     let mends = {
         let conns = &mut daemon.state.borrow_mut().conns;
         conns.mend_locks(now, &tracked, lives, passes)

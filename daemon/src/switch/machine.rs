@@ -1,6 +1,5 @@
 //! The machine that the engine for switching works on: this host.
 
-use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -15,18 +14,20 @@ use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::Tracked;
+use dibs_wire::FlowKey;
 
-use crate::control::events::Audience;
+use crate::control::Audience;
 use crate::data::bumps::marks;
 use crate::host::clock::now;
 use crate::host::live::Live;
-use crate::kernel::{connections, devices, subflows};
+use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
-use crate::switch::backstop;
 use crate::switch::marking::MarkError;
 use crate::switch::wakers::Task;
-use crate::switch::{Daemon, State, knocking, locking, marking, reconcile, sessions, switching};
+use crate::switch::{
+    Daemon, State, backstop, knocking, locking, marking, reconcile, sessions, switching,
+};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -188,7 +189,7 @@ impl Machine for Daemon {
     }
 
     async fn steerable(&self, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
-        subflows::steerable(&self.host, lives, bump).await
+        connections::steerable(&self.host, lives, bump).await
     }
 
     async fn uncarried(&self, lives: &[Live]) -> rules::Kept {
@@ -198,7 +199,7 @@ impl Machine for Daemon {
             let unknown = |live: &Live| (live.pair, knock::Refusal::Unknown);
             lives.iter().map(unknown).collect()
         });
-        subflows::spread_refusals(lives, refusals)
+        connections::spread_refusals(lives, refusals)
     }
 
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {

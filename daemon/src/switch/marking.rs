@@ -17,8 +17,7 @@ use crate::data::bumps::marks;
 use crate::host::clock::now;
 use crate::host::live::Live;
 use crate::kernel::connections;
-use crate::switch::Daemon;
-use crate::switch::backstop;
+use crate::switch::{Daemon, backstop};
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;

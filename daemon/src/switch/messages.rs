@@ -19,7 +19,7 @@ use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
 use crate::host::clock::{instant, now};
-use crate::host::log::or_warn;
+use crate::host::process::or_warn;
 use crate::switch::wakers::Task;
 use crate::switch::{Daemon, knocking, silence};
 

@@ -39,32 +39,26 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use dibs_config::Config;
+use dibs_settings::BumpId;
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
+pub(crate) use state::State;
 
 use crate::control::Users;
-use crate::control::events::Events;
-use crate::data::Driver;
-use crate::data::bumps::Bumps;
-use crate::data::bumps::marks;
-use crate::data::rpc::Rpc;
+use crate::control::events::{Events, PeerWarnings};
+use crate::data::bumps::{Bumps, marks};
+use crate::data::{Driver, Rpc};
 use crate::host::Host;
 use crate::host::clock::now;
 use crate::host::endpoints::Endpoints;
-use crate::host::live::Live;
-use crate::host::live::Registry;
-use crate::host::peer_warnings::PeerWarnings;
+use crate::host::live::{Live, Registry};
 use crate::host::preferences::Preferences;
-use crate::kernel::Kernel;
-use crate::kernel::connections;
+use crate::kernel::{Kernel, connections};
+use crate::rulebook::FlowSchedulers;
 use crate::rulebook::kept::Keeper;
-use crate::rulebook::scheduling::FlowSchedulers;
 use crate::rulebook::state_file::{Saved, SavedChoice, StateFile};
 use crate::switch::answers::Answers;
 use crate::switch::wakers::Wakers;
-use dibs_settings::BumpId;
-
-pub(crate) use state::State;
 
 /// The main thread's side of the daemon.
 pub(crate) struct Daemon {

@@ -5,14 +5,12 @@ use std::rc::Rc;
 use dibs_core::node::Event;
 use dibs_settings::BumpId;
 
-use crate::data::notices::{Notice, Notices};
+use crate::data::{Notice, Notices};
 use crate::host::clock::wall;
-use crate::switch::Daemon;
 use crate::switch::messages::Desks;
-use crate::switch::sessions::Resyncs;
-use crate::switch::sessions::{UNSECURED, outdated};
+use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
 use crate::switch::wakers::Task;
-use crate::switch::{reconcile, silence};
+use crate::switch::{Daemon, reconcile, silence};
 
 /// Follows the data path until it ends.
 pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {

@@ -1,12 +1,10 @@
 //! Brings the kernel to what is wanted, and leaves it.
 
 use crate::data::Gone;
-use crate::host::log::or_warn;
+use crate::host::process::or_warn;
 use crate::rulebook::kept::Kept;
-use crate::switch::Daemon;
-use crate::switch::backstop;
-use crate::switch::marking;
 use crate::switch::wakers::Task;
+use crate::switch::{Daemon, backstop, marking};
 
 /// What [`steer`] did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +33,11 @@ pub(crate) async fn steer(daemon: &Daemon) -> anyhow::Result<Steered> {
 async fn keep_for_guard(daemon: &Daemon) {
     let now = || {
         let rules = &daemon.state.borrow().rules;
-        let kept = || Kept::of(&daemon.config, &daemon.host.inventory(), rules);
+        let inventory = daemon.host.inventory();
+        let kept = || {
+            let offset = rules.utc_offset();
+            Kept::of(&daemon.config, &inventory, rules.in_force(), offset)
+        };
         (!rules.is_suspended()).then(kept)
     };
     let directory = daemon.config.daemon.state_dir.clone();

@@ -3,6 +3,7 @@
 use anyhow::bail;
 use dibs_control::{ErrorKind, Failure, Reply, Request};
 use dibs_switch::engine::{self, Goal};
+use tokio::sync::broadcast;
 
 use crate::control::events::Told;
 use crate::control::socket::Serves;
@@ -10,7 +11,6 @@ use crate::control::{Caller, Progress, TurnedAway, failure, refused};
 use crate::host::live::Live;
 use crate::rulebook::rules::Rule;
 use crate::switch::{Daemon, knocking, listing, marking, reconcile, sessions, switching};
-use tokio::sync::broadcast;
 
 mod moving;
 mod named;

@@ -16,12 +16,10 @@ use dibs_settings::Term;
 use dibs_switch::engine;
 use tokio::signal::unix::Signal;
 
-use crate::host::directory;
-use crate::rulebook::of_file;
-use crate::rulebook::rules::Unresolved;
-use crate::rulebook::rules::{Narrowed, Rule, name};
+use crate::host::process;
+use crate::rulebook::rules::{Narrowed, Rule, Unresolved, name};
 use crate::rulebook::state_file::SavedRule;
-use crate::rulebook::{Rules, rules};
+use crate::rulebook::{Rules, of_file, rules};
 use crate::switch::wakers::Task;
 use crate::switch::{Daemon, backstop, host_changes, marking, reconcile, startup};
 
@@ -59,7 +57,7 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
     warn_of_other_changes(daemon, &config);
     let (file_says, carried) = (config.clone(), daemon.bumps.all().to_vec());
     let now = dibs_io::local_time();
-    let rules = directory::ask(move || of_file(&file_says, &carried, now)).await??;
+    let rules = process::ask_directory(move || of_file(&file_says, &carried, now)).await??;
     let _turn = daemon.users.own_turn().await;
     let mut rules = probed(daemon, &config, rules).await?;
     let lives = daemon.connections().await?;

@@ -17,23 +17,19 @@ use tokio::time::{interval, timeout};
 
 use crate::control::{Caller, ROOT, metrics, socket};
 use crate::data::bumps::Bumps;
-use crate::data::notices::Notices;
-use crate::data::rpc::Rpc;
-use crate::data::{Driver, thread};
+use crate::data::{Driver, Notices, Rpc, thread};
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::{Interfaces, Inventory};
 use crate::host::preferences::Preferences;
-use crate::host::{Host, directory, privileges};
+use crate::host::{Host, process};
 use crate::kernel::steering::Steerer;
-use crate::kernel::{Kernel, gateway};
+use crate::kernel::{Kernel, connections};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
-use crate::switch::backstop;
-use crate::switch::listing;
 use crate::switch::state::initial_state;
 use crate::switch::{
-    Daemon, conditions, host_changes, locking, messages, metering, names, news, reconcile,
-    rule_changes, sessions, silence, startup, sweep, tracking,
+    Daemon, backstop, conditions, host_changes, listing, locking, messages, metering, names, news,
+    reconcile, rule_changes, sessions, silence, startup, sweep, tracking,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -45,13 +41,13 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     for warning in config
         .warnings()
         .into_iter()
-        .chain(gateway::faults(&config))
+        .chain(connections::faults(&config))
     {
         tracing::warn!("{warning}");
     }
     dibs_io::give_back_large_blocks();
-    privileges::ensure_descriptors()?;
-    privileges::restrict(config.listens_at())?;
+    process::ensure_descriptors()?;
+    process::restrict(config.listens_at())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -78,7 +74,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
             .as_bytes(),
     );
     let (file_says, left) = (config.clone(), saved.clone());
-    let mut state = directory::ask(move || initial_state(&file_says, &left)).await??;
+    let mut state = process::ask_directory(move || initial_state(&file_says, &left)).await??;
     let peers: Vec<u64> = { config.peers.iter() }
         .map(|peer| host_id(peer.public_key.as_bytes()))
         .collect();
@@ -131,7 +127,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     rule_changes::probe_rules(&daemon).await?;
     backstop::ensure_backed(&daemon).await?;
     reconcile::steer(&daemon).await.context("cannot steer")?;
-    gateway::note_passing(&daemon.config);
+    connections::note_passing(&daemon.config);
     if !daemon.state.borrow().installed.is_empty() {
         backstop::find_followed(&daemon).await?;
     }

@@ -13,9 +13,8 @@ use dibs_switch::silence::{Change, Port};
 
 use crate::host::live::Live;
 use crate::rulebook::rules::Rule;
-use crate::switch::Daemon;
-use crate::switch::sessions;
 use crate::switch::wakers::Task;
+use crate::switch::{Daemon, sessions};
 
 /// A peer is told again no sooner.
 const PACE: Duration = Duration::from_secs(1);

@@ -8,8 +8,7 @@ use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
-use dibs_settings::BumpId;
-use dibs_settings::Scheduler;
+use dibs_settings::{BumpId, Scheduler};
 
 use crate::data::bumps;
 use crate::data::thread::MAX_PATHS;

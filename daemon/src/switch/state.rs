@@ -9,8 +9,8 @@ use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
 use dibs_switch::plausible::Implausible;
 use dibs_switch::rules::{Ruling, Wants};
-use dibs_switch::silence;
 use dibs_switch::table::ConnTable;
+use dibs_switch::{conns, silence};
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
 
@@ -21,7 +21,6 @@ use crate::rulebook::kept::desired;
 use crate::rulebook::rules::Rule;
 use crate::rulebook::state_file::Saved;
 use crate::rulebook::{Active, RuleBook};
-use dibs_switch::conns;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;

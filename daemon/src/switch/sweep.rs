@@ -11,10 +11,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::host::live::Live;
 use crate::kernel::connections;
-use crate::switch::Daemon;
-use crate::switch::backstop;
 use crate::switch::marking::all_of;
-use crate::switch::{marking, reconcile, rule_changes};
+use crate::switch::{Daemon, backstop, marking, reconcile, rule_changes};
 
 /// Between two looks for connections that ended.
 const EVERY: Duration = Duration::from_secs(2);

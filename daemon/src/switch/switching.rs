@@ -1,7 +1,6 @@
 //! `enable` and `disable`: choices of users here, in their words. How connections move is decided by
 //! [`dibs_switch::engine`].
 
-use dibs_wire::FlowKey;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -10,11 +9,12 @@ use dibs_settings::BumpId;
 use dibs_switch::engine::Goal;
 use dibs_switch::engine::choices::{self, Outcome};
 use dibs_switch::messages::{Answer, Outcome as Said};
+use dibs_wire::FlowKey;
 
 use crate::control::Progress;
 use crate::host::live::Live;
-use crate::kernel::subflows::Refused;
-use crate::kernel::{connections, devices, subflows, translated};
+use crate::kernel::connections::Refused;
+use crate::kernel::{connections, devices};
 use crate::switch::marking::MarkError;
 use crate::switch::{Daemon, knocking};
 
@@ -65,7 +65,7 @@ pub(crate) async fn refused_here(
     let bump = goal.bump;
     let translated = match bump {
         None => HashMap::new(),
-        Some(_) => translated::translated(&daemon.kernel, lives).await?,
+        Some(_) => connections::translated(&daemon.kernel, lives).await?,
     };
     let carriers = devices::carriers(&daemon.host, &daemon.bumps, bump, lives).await?;
     let stuck: HashMap<FlowKey, String> = match goal {
@@ -79,7 +79,7 @@ pub(crate) async fn refused_here(
     };
     let mut refused = match bump {
         None => Refused::new(),
-        Some(_) => subflows::out_of_reach(&daemon.host, lives).await?,
+        Some(_) => connections::out_of_reach(&daemon.host, lives).await?,
     };
     for live in lives {
         let why: &str = if let Some(why) = translated.get(&live.pair).or(stuck.get(&live.pair)) {
@@ -95,7 +95,7 @@ pub(crate) async fn refused_here(
         };
         refused.insert(live.pair, why.to_owned());
     }
-    subflows::spread(lives, &mut refused);
+    connections::spread(lives, &mut refused);
     Ok(refused)
 }
 

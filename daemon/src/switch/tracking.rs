@@ -15,17 +15,15 @@ use dibs_switch::tracked::Mend;
 use dibs_wire::FlowKey;
 use tokio::time::sleep;
 
-use crate::control::Progress;
-use crate::control::events::Audience;
+use crate::control::{Audience, Progress};
 use crate::data::bumps::marks;
 use crate::host::clock::now;
 use crate::host::live::Live;
-use crate::host::log::or_warn;
-use crate::kernel::{connections, gateway};
-use crate::switch::backstop;
+use crate::host::process::or_warn;
+use crate::kernel::connections;
 use crate::switch::marking::{MarkError, all_of};
 use crate::switch::switching::Moved;
-use crate::switch::{Daemon, locking, marking, reconcile, switching};
+use crate::switch::{Daemon, backstop, locking, marking, reconcile, switching};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -84,10 +82,10 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
 /// The entry of a connection that passes is gone. Whether the connection goes on, as far as anybody
 /// knows; otherwise nothing of the next one with its ends is dropped for that.
 async fn lose(daemon: &Daemon, entry: &Connection) -> bool {
-    let Some(Live { pair, .. }) = gateway::passing(&daemon.host, entry) else {
+    let Some(Live { pair, .. }) = connections::passing(&daemon.host, entry) else {
         return false;
     };
-    let goes_on = gateway::was_passing(&daemon.host, entry);
+    let goes_on = connections::was_passing(&daemon.host, entry);
     {
         let state = &mut *daemon.state.borrow_mut();
         if goes_on {

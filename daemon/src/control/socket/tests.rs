@@ -8,7 +8,8 @@ use tempfile::TempDir;
 use tokio::task::LocalSet;
 
 use super::*;
-use crate::control::events::{Audience, Events};
+use crate::control::Audience;
+use crate::control::events::Events;
 
 /// Longer than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(100);

@@ -120,3 +120,47 @@ fn a_name_of_many_addresses_is_not_called_at_all_of_them() {
     let reversed: Vec<IpAddr> = kept.iter().rev().copied().collect();
     assert!(is_same(&kept, &reversed) && !is_same(&kept, &kept[1..]));
 }
+
+/// Looks up whenever it is due from a second on until another; the seconds at which it did.
+fn lookups(schedule: &mut Schedule, zero: Instant, seconds: std::ops::Range<u64>) -> Vec<u64> {
+    let mut at = Vec::new();
+    for second in seconds {
+        let now = zero + Duration::from_secs(second);
+        if schedule.due(now).is_some_and(|due| due <= now) {
+            schedule.begin();
+            assert_eq!(schedule.due(now), None, "one lookup at a time");
+            schedule.end(now);
+            at.push(second);
+        }
+    }
+    at
+}
+
+#[test]
+fn a_name_is_looked_up_at_first_and_while_nobody_answers() {
+    let zero = Instant::now();
+    let mut schedule = Schedule::new();
+    schedule.note_silence(zero, true);
+    assert_eq!(
+        lookups(&mut schedule, zero, 0..240),
+        [0, 10, 30, 70, 130, 190]
+    );
+    let answers = zero + Duration::from_secs(240);
+    schedule.note_silence(answers, false);
+    assert!(lookups(&mut schedule, zero, 240..1000).is_empty());
+    schedule.note_silence(zero + Duration::from_secs(1000), true);
+    assert_eq!(lookups(&mut schedule, zero, 1000..1040), [1010, 1030]);
+}
+
+#[test]
+fn a_change_of_the_network_is_asked_about_at_once() {
+    let zero = Instant::now();
+    let mut schedule = Schedule::new();
+    schedule.note_silence(zero, true);
+    lookups(&mut schedule, zero, 0..100);
+    schedule.note_network();
+    assert_eq!(lookups(&mut schedule, zero, 100..140), [100, 110, 130]);
+    schedule.note_silence(zero, false);
+    schedule.note_network();
+    assert_eq!(lookups(&mut schedule, zero, 140..400), [140]);
+}

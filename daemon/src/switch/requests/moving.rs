@@ -1,23 +1,22 @@
 //! `enable` and `disable`.
 
-use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use anyhow::bail;
 use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, Skipped};
 use dibs_settings::BumpId;
 use dibs_switch::engine::{Goal, stands_on};
+use dibs_wire::FlowKey;
 
 use super::named::{check_peer, no_session, visible};
 use crate::control::{Caller, Progress, refused};
 use crate::host::live::Live;
-use crate::kernel::subflows::Refused;
-use crate::kernel::{devices, subflows};
+use crate::kernel::connections::Refused;
+use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::switch::answers::Heard;
-use crate::switch::listing;
 use crate::switch::switching::Moved;
-use crate::switch::{Daemon, hearing, marking, sessions, switching};
+use crate::switch::{Daemon, hearing, listing, marking, sessions, switching};
 
 /// Why a connection cannot leave the bump of a rule.
 fn required_by(rule: &Rule) -> String {
@@ -49,7 +48,7 @@ pub(super) async fn change(
         };
         let told = { matching.iter() }.filter_map(|live| Some((live.pair, tell(live)?)));
         let mut refused: Refused = told.collect();
-        subflows::spread(&matching, &mut refused);
+        connections::spread(&matching, &mut refused);
         let told = matching.into_iter();
         let told = told.map(|live| (live, refused.get(&live.pair).cloned()));
         told.partition(|(_, why)| why.is_some())
@@ -133,7 +132,7 @@ async fn selected(
     let found: HashSet<FlowKey> = { found.filter(|(_, info)| selector.matches(info)) }
         .map(|(live, _)| live.pair)
         .collect();
-    let matching = subflows::united(&lives, |live| found.contains(&live.pair));
+    let matching = connections::united(&lives, |live| found.contains(&live.pair));
     let matching: Vec<Live> = matching.into_iter().copied().collect();
     if matching.is_empty() {
         bail!(Failure::new(
@@ -151,7 +150,7 @@ async fn put_torn_back(
     origins: &HashMap<FlowKey, Option<BumpId>>,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    for (live, why) in subflows::torn(moved) {
+    for (live, why) in connections::torn(moved) {
         let bump = origins.get(&live.pair).copied().flatten();
         // It was in plain a moment ago.
         let back = Goal { bump, force: true };

@@ -7,8 +7,7 @@ use dibs_control::{ConnInfo, ErrorKind, Failure};
 use crate::control::{Caller, refused};
 use crate::data::bumps::Carried;
 use crate::host::live::Live;
-use crate::switch::Daemon;
-use crate::switch::listing;
+use crate::switch::{Daemon, listing};
 
 /// The bump of that name, or the default.
 pub(super) fn bump_for<'a>(daemon: &'a Daemon, name: Option<&str>) -> anyhow::Result<&'a Carried> {

@@ -3,9 +3,8 @@
 use dibs_config::{Rate, Volume};
 use dibs_control::{PathChange, Preferences};
 
-use crate::switch::Daemon;
-use crate::switch::metering;
 use crate::switch::wakers::Task;
+use crate::switch::{Daemon, metering};
 
 /// Has paths used otherwise, now and after a restart.
 pub(super) async fn change(daemon: &Daemon, change: PathChange) -> anyhow::Result<Preferences> {

@@ -6,19 +6,18 @@ use dibs_control::{
     ErrorKind, Failure, NewRule, RuleGone, RuleId, RuleMade, RuleOrigin, Selector, Skipped,
 };
 use dibs_settings::BumpId;
-use dibs_switch::engine::{self, rules::Gone};
+use dibs_switch::engine;
+use dibs_switch::engine::rules::Gone;
 
 use super::named;
 use crate::control::{Caller, refused};
 use crate::host::live::Live;
 use crate::host::preferences::scheduler;
-use crate::kernel::{devices, subflows, translated};
+use crate::kernel::{connections, devices};
 use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
-use crate::switch::backstop;
-use crate::switch::listing;
-use crate::switch::{Daemon, rule_changes, sessions, silence};
+use crate::switch::{Daemon, backstop, listing, rule_changes, sessions, silence};
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
 const RULES_OF_UID: usize = 64;
@@ -125,7 +124,7 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
     if rule.level == Level::Usual && !stuck.is_empty() {
         bail!(named::no_session(daemon, &stuck));
     }
-    if let Some((pair, why)) = translated::translated(&daemon.kernel, &meant)
+    if let Some((pair, why)) = connections::translated(&daemon.kernel, &meant)
         .await?
         .iter()
         .next()
@@ -166,14 +165,14 @@ async fn check_united(
     lives: &[Live],
     meant: &[Live],
 ) -> anyhow::Result<()> {
-    let beyond = subflows::out_of_reach(&daemon.host, meant).await?;
+    let beyond = connections::out_of_reach(&daemon.host, meant).await?;
     if let Some((pair, why)) = beyond.iter().next() {
         bail!(refused(format!(
             "the connection {pair} cannot follow the rule: {why}"
         )));
     }
     let is_left_out = |live: &&&Live| !live.over && !rule.means(live);
-    let united = subflows::united(lives, |live| !live.over && rule.means(live));
+    let united = connections::united(lives, |live| !live.over && rule.means(live));
     match united.iter().find(is_left_out) {
         None => Ok(()),
         Some(Live { pair, .. }) => bail!(refused(format!(
