@@ -6,7 +6,7 @@ pub(crate) mod endpoints;
 pub mod interfaces;
 pub mod live;
 pub mod preferences;
-pub(crate) mod process;
+pub mod process;
 pub(crate) mod volumes;
 
 use std::cell::{Ref, RefCell};

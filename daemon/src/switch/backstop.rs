@@ -14,8 +14,7 @@ use crate::data::bumps::marks;
 use crate::host::live::Live;
 use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
-use crate::switch::wakers::Task;
-use crate::switch::{Daemon, State};
+use crate::switch::{Daemon, State, Task};
 
 impl State {
     /// The connections that the backstop knows by name.

@@ -19,8 +19,7 @@ use crate::host::interfaces::{Interfaces, Inventory};
 use crate::host::process;
 use crate::rulebook::kept::Kept;
 use crate::rulebook::state_file::{Saved, StateFile};
-use crate::switch::startup;
-use crate::switch::state::initial_state;
+use crate::switch::{initial_state, startup};
 
 /// Puts into the kernel what blocks, and ends.
 ///

@@ -1,13 +1,13 @@
-//! What users are shown of the daemon, its peers, paths and bumps.
+//! Listings for users: the daemon, its peers, paths, bumps and connections, and what requests name of these.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_config::BuiltIn;
 use dibs_control::{
-    BumpInfo, ConnInfo, ConnPathInfo, EndpointInfo, PathInfo, PathState, PeerInfo, PeerState,
-    Status,
+    BumpInfo, ConnInfo, ConnPathInfo, EndpointInfo, ErrorKind, Failure, PathInfo, PathState,
+    PeerInfo, PeerState, Status,
 };
 use dibs_core::node::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Unused;
@@ -15,14 +15,15 @@ use dibs_policy::sockets;
 use dibs_settings::{BumpId, Handshake};
 use dibs_wire::FlowKey;
 
-use crate::control::Caller;
+use crate::control::{Caller, refused};
+use crate::data::bumps::Carried;
 use crate::data::{Gone, Snapshot};
 use crate::host::clock::wall;
 use crate::host::live::Live;
 use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
 use crate::switch::sessions::{UNSECURED, key_origin, outdated, peer_state};
-use crate::switch::{Daemon, silence};
+use crate::switch::{Daemon, sessions};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
     let lives = lives(daemon).await?;
@@ -31,7 +32,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
     let snapshot = daemon.driver.snapshot().await?;
     let mut warnings = daemon.preferences.borrow().warnings(&daemon.config);
     warnings.extend(connections::faults(&daemon.config));
-    warnings.extend(silence::warnings(daemon));
+    warnings.extend(sessions::silence_warnings(daemon));
     warnings.extend(
         daemon
             .state
@@ -81,7 +82,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         warnings,
         peers: peers_of(daemon, &snapshot, &on_bumps),
         paths: paths_of(daemon, &snapshot),
-        silent_ports: silence::infos(daemon, &snapshot.peers),
+        silent_ports: sessions::silence_infos(daemon, &snapshot.peers),
         bumps: bump_infos(daemon, &on_bumps),
         connections,
         counters,
@@ -428,7 +429,7 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
             bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),
             retransmissions: live.counts.retransmissions.into(),
             paths: by_path(daemon, on_bumps),
-            reason: silence::reason(daemon, live, bump),
+            reason: sessions::silence_reason(daemon, live, bump),
         });
     }
     Ok(infos)
@@ -491,6 +492,65 @@ fn trust(trusted: bool) -> dibs_control::Trust {
     } else {
         dibs_control::Trust::Untrusted
     }
+}
+
+/// The bump of that name, or the default.
+pub(crate) fn bump_for<'a>(daemon: &'a Daemon, name: Option<&str>) -> anyhow::Result<&'a Carried> {
+    let name = name
+        .or(daemon.config.daemon.default_bump.as_deref())
+        .ok_or_else(|| refused("the configuration has no default_bump: name one with --bump"))?;
+    if let Some(bump) = daemon.bumps.all().iter().find(|bump| bump.name == name) {
+        return Ok(bump);
+    }
+    match daemon.config.bump(name) {
+        Some(bump) => {
+            let lack = daemon.config.lack(bump).unwrap_or_default();
+            Err(refused(format!("the bump \"{name}\" {lack}")).into())
+        }
+        None => {
+            Err(Failure::new(ErrorKind::NotFound, format!("there is no bump \"{name}\"")).into())
+        }
+    }
+}
+
+pub(crate) fn check_peer(daemon: &Daemon, name: Option<&str>) -> anyhow::Result<()> {
+    match name {
+        Some(name) if !daemon.config.peers.iter().any(|peer| peer.name == name) => {
+            Err(Failure::new(ErrorKind::NotFound, format!("there is no peer \"{name}\"")).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn no_session(daemon: &Daemon, lives: &[Live]) -> Failure {
+    let peers: BTreeSet<&str> = lives
+        .iter()
+        .map(|live| daemon.peer_name(live.peer))
+        .collect();
+    let peers: Vec<&str> = peers.into_iter().collect();
+    Failure::new(
+        ErrorKind::NoSession,
+        format!(
+            "there is no session with peer {}: nothing was changed",
+            peers.join(", ")
+        ),
+    )
+}
+
+/// The live connections that the caller may see.
+pub(crate) async fn visible_lives(daemon: &Daemon, caller: Caller) -> anyhow::Result<Vec<Live>> {
+    let all = lives(daemon).await?.into_iter();
+    Ok(all.filter(|live| caller.sees(live)).collect())
+}
+
+/// The same, with what is told of them.
+pub(crate) async fn visible(
+    daemon: &Daemon,
+    caller: Caller,
+) -> anyhow::Result<Vec<(Live, ConnInfo)>> {
+    let lives = visible_lives(daemon, caller).await?;
+    let infos = describe(daemon, &lives).await?;
+    Ok(lives.into_iter().zip(infos).collect())
 }
 
 #[cfg(test)]

@@ -17,8 +17,7 @@ use crate::host::clock::{instant, now};
 use crate::host::live::Live;
 use crate::kernel::connections;
 use crate::rulebook::state_file::Saved;
-use crate::switch::wakers::Task;
-use crate::switch::{Daemon, backstop, marking};
+use crate::switch::{Daemon, Task, backstop, marking};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

@@ -24,9 +24,8 @@ use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
 use crate::switch::marking::MarkError;
-use crate::switch::wakers::Task;
 use crate::switch::{
-    Daemon, State, backstop, knocking, locking, marking, reconcile, sessions, switching,
+    Daemon, State, Task, backstop, knocking, locking, marking, sessions, steering, switching,
 };
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -137,11 +136,11 @@ impl Machine for Daemon {
     }
 
     async fn install(&self) -> anyhow::Result<()> {
-        reconcile::install(self).await
+        steering::install(self).await
     }
 
     async fn steer(&self) -> anyhow::Result<()> {
-        reconcile::steer(self).await.map(drop)
+        steering::steer(self).await.map(drop)
     }
 
     async fn lives(&self) -> anyhow::Result<Vec<Live>> {

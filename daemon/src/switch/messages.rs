@@ -1,4 +1,4 @@
-//! Messages between the daemons. Each peer has a desk of its own, where its questions are dealt with one after the other:
+//! News of the data path, and messages between the daemons. Each peer has a desk of its own, where its questions are dealt with one after the other:
 //! however much one asks, and however long that takes, those of the others go on. Peers are told of choices, and asked
 //! whether connections that are on a bump here are on it there too: those are locked.
 //!
@@ -12,16 +12,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+use dibs_core::node::Event;
+use dibs_settings::BumpId;
 use dibs_switch::conns::Version;
 use dibs_switch::engine::{ROUND, locks, rules, switches, tells, wants};
 use dibs_switch::knock::Numbers;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
-use crate::host::clock::{instant, now};
+use crate::data::{Notice, Notices};
+use crate::host::clock::{instant, now, wall};
 use crate::host::process::or_warn;
-use crate::switch::wakers::Task;
-use crate::switch::{Daemon, knocking, silence};
+use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
+use crate::switch::{Daemon, Task, knocking, sessions, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -171,7 +174,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
             Body::Silent { sequence, ports } => {
-                silence::handle_message(&daemon, peer, sequence, ports);
+                sessions::handle_message(&daemon, peer, sequence, ports);
                 let done = vec![(Outcome::Done, 0)];
                 daemon.rpc.answer(peer, request, done).await;
             }
@@ -278,6 +281,118 @@ pub(crate) async fn keep_asking(daemon: Rc<Daemon>) {
             "ask peers to confirm",
             ask_confirmations(&daemon, &busy).await,
         );
+    }
+}
+
+/// Follows the data path until it ends.
+pub(crate) async fn follow_data_path(daemon: Rc<Daemon>, mut notices: Notices) {
+    let (desks, resyncs) = (Desks::open(&daemon), Resyncs::open(&daemon));
+    while let Some(notice) = notices.next().await {
+        match notice {
+            Notice::Node(Event::Control { peer, bytes }) => desks.take(&daemon, peer, &bytes),
+            Notice::Node(event) => note(&daemon, &resyncs, event),
+            Notice::TunLost { bump, tun, error } => {
+                let name = tun.name().to_owned();
+                // Closed first, so that the name is free.
+                drop(tun);
+                let daemon = Rc::clone(&daemon);
+                tokio::task::spawn_local(async move {
+                    restore_tun(&daemon, bump, &name, &error).await;
+                });
+            }
+        }
+    }
+}
+
+fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
+    daemon.wakers.wake(Task::Sessions);
+    daemon.wakers.wake(Task::Names);
+    match event {
+        Event::PeerUp { peer, restarted } => {
+            {
+                let state = &mut daemon.state.borrow_mut().peers[peer];
+                state.since = Some(wall());
+                state.outdated = None;
+                if restarted {
+                    state.wants.handle_restart();
+                    state.silent_here.handle_restart();
+                    state.silent_there.handle_restart();
+                    state.devices.clear();
+                }
+            }
+            let name = daemon.peer_name(peer).to_owned();
+            let how = if restarted { " anew: it restarted" } else { "" };
+            daemon.events.tell(
+                "session_up",
+                format!("the session with peer {name} is established{how}"),
+                &[("peer", name)],
+            );
+            sessions::tell_silence(daemon, peer);
+            resyncs.begin(peer);
+        }
+        Event::PeerDown { peer } => {
+            daemon.state.borrow_mut().peers[peer].since = None;
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "session_down",
+                format!("the session with peer {name} is down"),
+                &[("peer", name)],
+            );
+        }
+        Event::Outdated { peer, behind } => {
+            let news = {
+                let state = &mut daemon.state.borrow_mut().peers[peer];
+                // Somebody repeats an old call of a peer that is there.
+                !state.answers && state.outdated.replace(behind).is_none()
+            };
+            if news {
+                tracing::warn!("peer {}: {}", daemon.peer_name(peer), outdated(behind));
+            }
+        }
+        Event::Unsecured { peer } => {
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "handshake_unsecured",
+                format!("no keys are agreed with peer {name}: nobody answers by a trusted path, and {UNSECURED}"),
+                &[("peer", name)],
+            );
+        }
+        Event::KeysExhausted { peer } => {
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "keys_exhausted",
+                format!(
+                    "the keys of the session with peer {name} are used up: nothing is sent until \
+                     a new session is agreed"
+                ),
+                &[("peer", name)],
+            );
+        }
+        Event::Path { peer, path, state } => {
+            let name = daemon.config.paths[path].name.clone();
+            let peer = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "path",
+                format!("path {name} to peer {peer} is {state}"),
+                &[("path", name), ("peer", peer), ("state", state.to_owned())],
+            );
+        }
+        Event::SilentPorts { peer, ports } => sessions::handle_report(daemon, peer, &ports),
+        Event::Control { .. } | Event::Drained { .. } => {
+            unreachable!("messages and ends of drains are taken before")
+        }
+    }
+}
+
+async fn restore_tun(daemon: &Daemon, bump: BumpId, name: &str, error: &std::io::Error) {
+    daemon.events.tell(
+        "tun_lost",
+        format!("device {name} is gone ({error}); making it again"),
+        &[("device", name.to_owned())],
+    );
+    daemon.kernel.steerer().await.tun_lost(bump);
+    if let Err(error) = steering::steer(daemon).await {
+        tracing::error!("cannot restore {name}: {error:#}");
     }
 }
 

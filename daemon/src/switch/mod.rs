@@ -4,61 +4,63 @@
 //! the users' ([`Users`]) or of the [`Kernel`]'s. What peers ask is dealt with without a turn of the users', so that two
 //! daemons that ask each other do not wait for each other. What needs several owners is a function of the module of its
 //! subject.
+//!
+//! Beside them stand what follows from that state, which bumps are in use and what is to be steered, and what wakes the tasks
+//! that go on by themselves.
 
-pub(crate) mod answers;
 pub(crate) mod backstop;
-pub(crate) mod conditions;
 pub mod guard;
-pub(crate) mod hearing;
-pub(crate) mod host_changes;
 pub(crate) mod knocking;
 pub(crate) mod listing;
 pub(crate) mod locking;
 pub(crate) mod machine;
 pub(crate) mod marking;
 pub(crate) mod messages;
-pub(crate) mod metering;
-pub(crate) mod names;
-pub(crate) mod news;
-pub(crate) mod reconcile;
+pub(crate) mod moving;
+pub(crate) mod paths;
 pub(crate) mod requests;
 pub(crate) mod rule_changes;
 pub mod run;
 pub(crate) mod sessions;
-pub(crate) mod silence;
 pub mod startup;
-pub(crate) mod state;
+pub(crate) mod steering;
 pub(crate) mod sweep;
 pub(crate) mod switching;
 pub(crate) mod tracking;
-pub(crate) mod wakers;
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dibs_config::Config;
+use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
-use dibs_switch::table::Conn;
+use dibs_switch::plausible::Implausible;
+use dibs_switch::rules::{Ruling, Wants};
+use dibs_switch::table::{Conn, ConnTable};
+use dibs_switch::{conns, silence};
 use dibs_wire::FlowKey;
-pub(crate) use state::State;
+use ipnet::IpNet;
+use tokio::sync::Notify;
 
 use crate::control::Users;
 use crate::control::events::{Events, PeerWarnings};
-use crate::data::bumps::{Bumps, marks};
+use crate::data::bumps::{self, Bumps, marks, of_mask};
 use crate::data::{Driver, Rpc};
 use crate::host::Host;
 use crate::host::clock::now;
 use crate::host::endpoints::Endpoints;
+use crate::host::interfaces::Inventory;
 use crate::host::live::{Live, Registry};
 use crate::host::preferences::Preferences;
+use crate::kernel::devices::Answers;
 use crate::kernel::{Kernel, connections};
-use crate::rulebook::FlowSchedulers;
-use crate::rulebook::kept::Keeper;
+use crate::rulebook::kept::{Keeper, desired};
+use crate::rulebook::rules::Rule;
 use crate::rulebook::state_file::{Saved, SavedChoice, StateFile};
-use crate::switch::answers::Answers;
-use crate::switch::wakers::Wakers;
+use crate::rulebook::{Active, FlowSchedulers, RuleBook};
 
 /// The main thread's side of the daemon.
 pub(crate) struct Daemon {
@@ -155,5 +157,234 @@ impl Daemon {
     /// As [`save`](Self::save), where nobody waits for it.
     pub(crate) fn save_or_warn(&self) {
         self.events.note("save", self.save());
+    }
+}
+
+/// Connections that may have a rule of their own: each costs the packets of all others a comparison.
+const PINS: usize = 32;
+/// The rule number of those.
+const PIN: u32 = 0;
+
+/// How many versions of choices were refused, out of messages and out of the file.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Refused {
+    /// For their generation.
+    pub(crate) generations: u64,
+    /// For the host that they name.
+    pub(crate) hosts: u64,
+}
+
+impl Refused {
+    /// Counts one.
+    pub(crate) fn note(&mut self, why: Implausible) {
+        match why {
+            Implausible::Generation => self.generations += 1,
+            Implausible::Host => self.hosts += 1,
+        }
+    }
+}
+
+/// What changes.
+pub(crate) struct State {
+    pub(crate) rules: RuleBook,
+    /// What is known of connections, and under way with them.
+    pub(crate) conns: ConnTable,
+    /// Versions that nobody can have given to a choice.
+    pub(crate) refused: Refused,
+    /// By index of the configuration.
+    pub(crate) peers: Vec<PeerState>,
+    /// Bumps that are installed, with the number of sweeps that found no use for them.
+    pub(crate) installed: BTreeMap<BumpId, u32>,
+    /// Connections that have a rule of their own in the kernel, and its bump.
+    pub(crate) pinned: BTreeMap<FlowKey, BumpId>,
+}
+
+/// What is known of a peer beside the node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerState {
+    /// When the session was established, in seconds since 1970.
+    pub(crate) since: Option<f64>,
+    /// It has a session, and answers.
+    pub(crate) answers: bool,
+    /// Its calls are older than its latest by so much, as far as is known, since it last had a session.
+    pub(crate) outdated: Option<Duration>,
+    /// Bumps that its rules use.
+    pub(crate) wants: Wants,
+    /// Our numbers of the bumps that are devices, by its numbers of them.
+    pub(crate) devices: BTreeMap<BumpId, BumpId>,
+    /// Ports of this host that do not answer it.
+    pub(crate) silent_here: silence::Here,
+    /// Ports of it that do not answer this host.
+    pub(crate) silent_there: silence::There,
+}
+
+impl State {
+    /// A connection, beside the rules that hold.
+    pub(crate) fn ruling<'a>(&'a self, live: &'a Live) -> Ruling<'a, Active<'a>, Live> {
+        let peer = &self.peers[live.peer];
+        Ruling {
+            rules: self.rules.active(),
+            live,
+            socket: live.socket,
+            known: self.conns.get(&live.pair),
+            wants: peer.wants,
+            answers: peer.answers,
+        }
+    }
+
+    /// The bumps that something here or at a peer uses.
+    pub(crate) fn in_use(&self) -> BTreeSet<BumpId> {
+        let ruled = self.rules.in_force().map(Rule::bump_id);
+        let conns = self.conns.iter().flat_map(|(_, conn)| conn.bumps());
+        let engaged = self
+            .peers
+            .iter()
+            .flat_map(|peer| of_mask(peer.wants.bumps()));
+        ruled.chain(conns).chain(engaged).collect()
+    }
+}
+
+/// The rule of a single connection.
+fn pin(pair: &FlowKey, bump: BumpId) -> ClassRule {
+    ClassRule {
+        dport: Some(pair.dport.into()),
+        sport: Some(pair.sport.into()),
+        destination: Some(IpNet::from(pair.dst)),
+        source: Some(IpNet::from(pair.src)),
+        binding: Binding::Pinned,
+        ..ClassRule::tcp(PIN, bump)
+    }
+}
+
+impl State {
+    /// Connections on a bump by choice that get a rule of their own: where the kernel loses the entry that
+    /// holds their mark, no packet leaves in plain until it is made again.
+    pub(crate) fn pins(&self) -> BTreeMap<FlowKey, BumpId> {
+        let chosen = self
+            .conns
+            .iter()
+            .filter_map(|(pair, conn)| Some((*pair, conn.settled()?.bump?)));
+        chosen.take(PINS).collect()
+    }
+
+    /// Steering that is wanted now, with these interfaces and addresses of this host, and a rule more.
+    pub(crate) fn wish(
+        &self,
+        config: &Config,
+        inventory: &Inventory,
+        addresses: &[IpAddr],
+        added: Option<&Rule>,
+    ) -> Desired {
+        let mut bumps = self.in_use();
+        bumps.extend(self.installed.keys());
+        bumps.extend(added.map(Rule::bump_id));
+        let pins = self.pins();
+        let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
+        let offset = self.rules.utc_offset();
+        let rules = self.rules.in_force().chain(added);
+        let rules = rules.flat_map(move |rule| rule.classes_here(offset, inventory));
+        let wish = desired(config, inventory, pins.chain(rules), &bumps, addresses);
+        let peers = config.peers.iter().zip(&self.peers);
+        let sessions = peers.flat_map(|(peer, state)| {
+            let net = |net: &IpNet| (*net, state.answers);
+            peer.addresses.iter().map(net)
+        });
+        Desired {
+            sessions: sessions.collect(),
+            ..wish
+        }
+    }
+
+    /// Whether all bumps in use are installed.
+    pub(crate) fn is_installed(&self) -> bool {
+        let mut used = self.in_use().into_iter();
+        used.all(|bump| self.installed.contains_key(&bump))
+    }
+
+    /// Whether the kernel has rules of their own for other connections than it should.
+    pub(crate) fn pins_are_stale(&self) -> bool {
+        self.pins() != self.pinned
+    }
+}
+
+/// What the last run left, and the rules of the file.
+pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<State> {
+    let carried = bumps::carried(config);
+    let rules = RuleBook::restored(config, &carried, saved)?;
+    let mut conns = dibs_switch::table::ConnTable::default();
+    // The file may have had them in another order.
+    let devices = saved.devices(&carried);
+    for saved in &saved.choices {
+        let bump = { saved.choice.bump }.map(|bump| bumps::translated(&devices, bump));
+        if bump.is_none_or(|bump| carried.iter().any(|carried| carried.id == bump)) {
+            let choice = conns::Choice {
+                bump,
+                ..saved.choice
+            };
+            conns.update(&saved.conn, |conn| conn.choice.restore(choice));
+        }
+    }
+    let peer_state = |peer: &dibs_config::PeerConfig| {
+        let engaged = saved.engaged.get(&peer.public_key.to_string());
+        let engaged = engaged.copied().unwrap_or(0);
+        let engaged = bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS.get());
+        PeerState {
+            wants: Wants::restored(engaged),
+            ..PeerState::default()
+        }
+    };
+    Ok(State {
+        rules,
+        conns,
+        refused: Refused::default(),
+        peers: config.peers.iter().map(peer_state).collect(),
+        installed: Default::default(),
+        pinned: Default::default(),
+    })
+}
+
+/// A task that waits until it is told that there is something to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Task {
+    /// Asks peers to confirm.
+    Confirm,
+    /// Tells peers of choices.
+    Tell,
+    /// Locks connections.
+    Lock,
+    /// Follows the time of day.
+    Hours,
+    /// Follows which peers have a session.
+    Sessions,
+    /// Counts what paths carry.
+    Volumes,
+    /// Tries again what the kernel did not take.
+    Repair,
+    /// Looks for users whom rules name.
+    Users,
+    /// Looks why ports do not answer peers.
+    Silence,
+    /// Looks up the names of endpoints.
+    Names,
+}
+
+impl Task {
+    /// Number of tasks: the last one stands here.
+    const COUNT: usize = Self::Names as usize + 1;
+}
+
+/// One of them for each [`Task`].
+#[derive(Default)]
+pub(crate) struct Wakers([Notify; Task::COUNT]);
+
+impl Wakers {
+    /// Wakes the task, now or as soon as it waits.
+    pub(crate) fn wake(&self, task: Task) {
+        self.0[task as usize].notify_one();
+    }
+
+    /// Waits until the task is woken.
+    pub(crate) async fn woken(&self, task: Task) {
+        self.0[task as usize].notified().await;
     }
 }

@@ -1,27 +1,32 @@
-//! Rules of the file that change while the daemon runs: anew on SIGHUP, once they can be resolved, and once both IP versions
-//! take them; and whether the kernel takes a rule, asked before anything depends on it.
+//! Rules that change while the daemon runs: those of the file anew on SIGHUP, once they can be resolved, and once both IP
+//! versions take them; those of a time of day and those that prefer their bump with the time and the sessions.
 //!
-//! Of the file only its rules are read anew; whatever else changed in it takes a restart, and is named in the log.
+//! Of the file only its rules are read anew; whatever else changed in it takes a restart, and is named in the log. A rule
+//! that names a time of day holds when it begins, and no more when it ends, for connections that are there already too;
+//! new ones the kernel sorts by itself, also while no daemon runs. A rule that prefers its bump asks which peers have a
+//! session: elsewhere what begins is plain, and moved once there is one. What is on a bump stays there, whatever becomes of
+//! the session.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
-use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
-use dibs_settings::Term;
+use dibs_io::LocalTime;
 use dibs_switch::engine;
+use dibs_switch::engine::{Machine as _, Mark};
 use tokio::signal::unix::Signal;
 
+use crate::host::live::Live;
 use crate::host::process;
-use crate::rulebook::rules::{Narrowed, Rule, Unresolved, name};
+use crate::rulebook::rules::{Rule, Unresolved};
 use crate::rulebook::state_file::SavedRule;
 use crate::rulebook::{Rules, of_file, rules};
-use crate::switch::wakers::Task;
-use crate::switch::{Daemon, backstop, host_changes, marking, reconcile, startup};
+use crate::switch::marking::all_of;
+use crate::switch::{Daemon, Task, backstop, marking, sessions, startup, steering};
 
 /// Reloads at each signal, one after the other: what a reload waits for holds up nothing else.
 pub(crate) async fn keep_reloading(daemon: Rc<Daemon>, file: PathBuf, mut signal: Signal) {
@@ -37,9 +42,9 @@ async fn reload(daemon: &Daemon, file: &Path) {
         tracing::error!("the file is not taken, and rules stay as they are: {error:#}");
     }
     let done = async {
-        host_changes::refresh_interfaces(daemon).await?;
+        steering::refresh_interfaces(daemon).await?;
         widen_rules(daemon).await?;
-        reconcile::steer(daemon).await
+        steering::steer(daemon).await
     };
     match done.await {
         Ok(steered) => tracing::info!("steering applied again, {} step(s)", steered.steps),
@@ -107,7 +112,9 @@ async fn probed(
         if let (true, Some((why, hint))) = (is_required, daemon.config.excludes_require()) {
             bail!("rule {}: {why}: {hint}, and restart the daemon", rule.id);
         }
-        let mut refused = probe(daemon, rule).await?;
+        let mut refused = { daemon.kernel.steerer().await }
+            .probe(&daemon.config, rule)
+            .await?;
         if refused.is_none() && is_required {
             refused = backstop::unbacked(daemon, Some(rule)).await;
         }
@@ -140,122 +147,6 @@ fn warn_of_other_changes(daemon: &Daemon, config: &Config) {
     }
 }
 
-/// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
-/// cannot be, if it is taken in none, or in one and requires its bump: to make do with that is its caller's choice.
-async fn try_out(
-    steering: &mut Steering,
-    config: &Config,
-    rule: &mut Rule,
-) -> anyhow::Result<Option<String>> {
-    if !rule.selection.terms().iter().any(Term::is_special) {
-        return Ok(None);
-    }
-    let peers = || config.peers.iter().flat_map(|peer| &peer.addresses);
-    let families = [
-        (Family::V4, peers().any(|net| net.addr().is_ipv4())),
-        (Family::V6, peers().any(|net| net.addr().is_ipv6())),
-    ];
-    let families: Vec<Family> = families
-        .iter()
-        .filter_map(|(family, used)| (*used && rule.concerns(*family)).then_some(*family))
-        .collect();
-    rule.narrowed = None;
-    // All of its classes match the same, but for ports and addresses.
-    let Some(class) = rule.kernel_classes(0).next() else {
-        // It waits for its user.
-        return Ok(None);
-    };
-    let class = ClassRule {
-        source: None,
-        destination: None,
-        ..class
-    };
-    let probed = match steering.probe(&class, &families).await {
-        Ok(probed) => probed,
-        Err(Error::Refused(why)) => return Ok(Some(format!("iptables refuses it: {why}"))),
-        Err(error) => return Err(error).context("cannot try a rule out"),
-    };
-    let Probed { families, refusal } = probed;
-    let (Some((other, why)), [only]) = (refusal, families.as_slice()) else {
-        return Ok(None);
-    };
-    let program = match other {
-        Family::V4 => "iptables",
-        Family::V6 => "ip6tables",
-    };
-    let why = format!("{program} refuses it: {why}");
-    let refused = (rule.level == Level::Require).then(|| {
-        let other = name(other);
-        format!("it requires its bump over {other} too, and {why}")
-    });
-    rule.narrowed = Some(Narrowed { to: *only, why });
-    Ok(refused)
-}
-
-/// The place in the file of what iptables may refuse in a rule.
-fn place(rule: &Rule) -> String {
-    let mut special = { rule.selection.terms() }
-        .iter()
-        .filter(|term| term.is_special());
-    let key = special.next_back().map_or("uid", Term::key);
-    format!("rule.{}.{key}", rule.id - 1)
-}
-
-/// As [`try_out`], for all rules that the daemon starts with.
-///
-/// A rule of the file that is refused is [not resolved](crate::rulebook); a rule of the user is left out, and the log says so.
-/// But what one that was taken once requires is not to go in plain where it can be held: it is kept to the family that takes it.
-///
-/// # Errors
-/// The kernel cannot be asked.
-async fn probe_all(
-    steering: &mut Steering,
-    config: &Config,
-    rules: &mut Vec<Rule>,
-) -> anyhow::Result<()> {
-    let mut kept = Vec::with_capacity(rules.len());
-    for mut rule in std::mem::take(rules) {
-        match try_out(steering, config, &mut rule).await? {
-            None => {
-                tell_narrowed(&rule);
-                kept.push(rule);
-            }
-            Some(why) if rule.origin == RuleOrigin::Config => {
-                rule.hold_coarsely(why, true, dibs_io::local_time());
-                let warning = rule.warning().unwrap_or_default();
-                let at_its_place = config.refuse(&place(&rule), warning, None);
-                tracing::error!("{at_its_place}");
-                kept.push(rule);
-            }
-            Some(_) if rule.narrowed.is_some() => {
-                tell_narrowed(&rule);
-                kept.push(rule);
-            }
-            Some(why) => tracing::warn!("rule {} is dropped: {why}", rule.id),
-        }
-    }
-    *rules = kept;
-    Ok(())
-}
-
-fn tell_narrowed(rule: &Rule) {
-    match (rule.warning(), rule.level) {
-        (None, _) => {}
-        (Some(warning), Level::Require) => tracing::error!("{warning}"),
-        (Some(warning), _) => tracing::warn!("{warning}"),
-    }
-}
-
-/// Why the kernel does not take a rule, if it does not; see [`try_out`].
-pub(crate) async fn probe(daemon: &Daemon, rule: &mut Rule) -> anyhow::Result<Option<String>> {
-    let mut steerer = daemon.kernel.steerer().await;
-    let refused = try_out(steerer.steering(), &daemon.config, rule).await?;
-    if refused.is_none() {
-        tell_narrowed(rule);
-    }
-    Ok(refused)
-}
-
 /// Tries rules again that are kept to one family: what the other lacked may be there by now.
 pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
     let is_narrow = |rule: &&Rule| rule.narrowed.is_some();
@@ -276,7 +167,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
     let mut wider = Vec::new();
     for mut rule in narrow {
         let mut steerer = daemon.kernel.steerer().await;
-        let refused = try_out(steerer.steering(), &daemon.config, &mut rule).await?;
+        let refused = steerer.try_out(&daemon.config, &mut rule).await?;
         if refused.is_none() && rule.narrowed.is_none() {
             wider.push((rule.id, rule.audience()));
         }
@@ -286,7 +177,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
     }
     let ids: Vec<RuleId> = wider.iter().map(|(id, _)| *id).collect();
     daemon.state.borrow_mut().rules.widen(&ids);
-    reconcile::steer(daemon).await?;
+    steering::steer(daemon).await?;
     for (id, audience) in &wider {
         daemon.events.tell_of(
             *audience,
@@ -297,15 +188,6 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
     }
     let lives = daemon.connections().await?;
     engine::rules::follow_changed(daemon, [].as_slice().into(), &lives).await;
-    Ok(())
-}
-
-/// See [`probe_all`].
-pub(crate) async fn probe_rules(daemon: &Daemon) -> anyhow::Result<()> {
-    let mut rules = daemon.state.borrow().rules.all().to_vec();
-    let mut steerer = daemon.kernel.steerer().await;
-    probe_all(steerer.steering(), &daemon.config, &mut rules).await?;
-    daemon.state.borrow_mut().rules.keep(rules);
     Ok(())
 }
 
@@ -417,9 +299,132 @@ async fn resolved_rule(
     if let Err(why) = rule.resolve(uid, dibs_io::local_time()) {
         return Ok(Err(why));
     }
-    let mut refused = probe(daemon, &mut rule).await?;
+    let mut refused = { daemon.kernel.steerer().await }
+        .probe(&daemon.config, &mut rule)
+        .await?;
     if refused.is_none() && rule.level == Level::Require {
         refused = backstop::unbacked(daemon, Some(&rule)).await;
     }
     Ok(refused.map_or(Ok(rule), Err))
+}
+
+/// See [`probe_all`](crate::kernel::steering::Steerer::probe_all).
+pub(crate) async fn probe_rules(daemon: &Daemon) -> anyhow::Result<()> {
+    let mut rules = daemon.state.borrow().rules.all().to_vec();
+    let mut steerer = daemon.kernel.steerer().await;
+    steerer.probe_all(&daemon.config, &mut rules).await?;
+    daemon.state.borrow_mut().rules.keep(rules);
+    Ok(())
+}
+
+/// A clock that was set, or another time zone, is noticed after this.
+const HOURS_EVERY: Duration = Duration::from_secs(10);
+
+/// Follows the time of day for good.
+pub(crate) async fn follow_hours(daemon: Rc<Daemon>) {
+    loop {
+        if let Err(error) = turn_rules(&daemon, dibs_io::local_time()).await {
+            tracing::warn!("cannot follow the time of day: {error:#}");
+        }
+        let due = daemon.wakers.woken(Task::Hours);
+        let next = daemon.state.borrow().rules.next_turn(dibs_io::local_time());
+        match next {
+            Some(next) => drop(tokio::time::timeout(next.min(HOURS_EVERY), due).await),
+            None => due.await,
+        }
+    }
+}
+
+/// Has rules hold, or no more, that are to from now on.
+async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
+    if !daemon.state.borrow().rules.are_to_turn(now) {
+        return Ok(());
+    }
+    let _turn = daemon.users.own_turn().await;
+    let turned = daemon.state.borrow_mut().rules.turn(now);
+    // The kernel's clock is UTC.
+    steering::steer(daemon).await?;
+    let lives = daemon.connections().await?;
+    for rule in &turned {
+        let holds = if rule.holds { "holds" } else { "holds no more" };
+        daemon.events.tell_of(
+            rule.audience(),
+            "rule_turned",
+            format!("rule {} {holds} at this time of day", rule.id),
+            &[("rule", rule.id.to_string())],
+        );
+    }
+    let gone: Vec<Rule> = turned.into_iter().filter(|rule| !rule.holds).collect();
+    let wanted = engine::wants::wanted(daemon);
+    engine::rules::follow_changed(daemon, gone.as_slice().into(), &lives).await;
+    if engine::wants::wanted(daemon) != wanted {
+        engine::wants::send_all(daemon).await;
+    }
+    Ok(())
+}
+
+/// Between two looks while a rule asks.
+const SESSIONS_EVERY: Duration = Duration::from_millis(500);
+
+/// Follows the sessions for good.
+pub(crate) async fn follow_sessions(daemon: Rc<Daemon>) {
+    loop {
+        if let Err(error) = look_at_sessions(&daemon).await {
+            tracing::warn!("cannot follow the sessions: {error:#}");
+        }
+        let due = daemon.wakers.woken(Task::Sessions);
+        if prefers(&daemon) {
+            let _ = tokio::time::timeout(SESSIONS_EVERY, due).await;
+        } else {
+            due.await;
+        }
+    }
+}
+
+fn prefers(daemon: &Daemon) -> bool {
+    let state = daemon.state.borrow();
+    let mut rules = state.rules.in_force();
+    rules.any(|rule| rule.level == Level::Prefer)
+}
+
+/// Notes which peers have a session, and does what rules make of that.
+async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
+    let answers = sessions::sessions(daemon).await?;
+    let turned: Vec<usize> = {
+        let mut state = daemon.state.borrow_mut();
+        let known = state.peers.iter_mut().zip(&answers).enumerate();
+        let turned = known.filter_map(|(index, (peer, answers))| {
+            let before = std::mem::replace(&mut peer.answers, *answers);
+            (before != *answers).then_some(index)
+        });
+        turned.collect()
+    };
+    if turned.is_empty() || !prefers(daemon) {
+        return Ok(());
+    }
+    let _turn = daemon.users.own_turn().await;
+    steering::steer(daemon).await?;
+    let lives = daemon.connections().await?;
+    for peer in turned {
+        let lives = lives.iter().filter(|live| live.peer == peer);
+        let lives: Vec<Live> = lives.copied().collect();
+        if answers[peer] {
+            engine::rules::follow_ruled(daemon, &lives).await;
+        } else {
+            release_opening(daemon, &lives).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which
+/// nothing but a SYN is under way, begin in plain like those after them.
+async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> {
+    for live in lives.iter().filter(|live| live.opening) {
+        let waits = daemon.state.borrow().ruling(live).may_begin_plain();
+        if waits {
+            all_of(daemon.mark(|| vec![Mark::moved(live.pair, None)]).await)?;
+        }
+    }
+    Ok(())
 }

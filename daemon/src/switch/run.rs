@@ -26,10 +26,10 @@ use crate::kernel::steering::Steerer;
 use crate::kernel::{Kernel, connections};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
-use crate::switch::state::initial_state;
+use crate::switch::steering;
 use crate::switch::{
-    Daemon, backstop, conditions, host_changes, listing, locking, messages, metering, names, news,
-    reconcile, rule_changes, sessions, silence, startup, sweep, tracking,
+    Daemon, backstop, initial_state, listing, locking, messages, paths, rule_changes, sessions,
+    startup, sweep, tracking,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -116,8 +116,8 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         host,
         driver,
     });
-    host_changes::warn_of_own_addresses(&daemon);
-    host_changes::keep_addresses(&daemon, &saved.addresses).await?;
+    steering::warn_of_own_addresses(&daemon);
+    steering::keep_addresses(&daemon, &saved.addresses).await?;
     locking::renumber(&daemon, &saved)
         .await
         .context("cannot give connections the new numbers of their bumps")?;
@@ -126,7 +126,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     }
     rule_changes::probe_rules(&daemon).await?;
     backstop::ensure_backed(&daemon).await?;
-    reconcile::steer(&daemon).await.context("cannot steer")?;
+    steering::steer(&daemon).await.context("cannot steer")?;
     connections::note_passing(&daemon.config);
     if !daemon.state.borrow().installed.is_empty() {
         backstop::find_followed(&daemon).await?;
@@ -142,12 +142,12 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     serve_metrics(&daemon).await;
     let ended = main_loop(&daemon, file, listener, notices).await;
     // If the data path has ended, its end is what is told.
-    let _ = metering::look(&daemon, true).await;
+    let _ = paths::look_at_volumes(&daemon, true).await;
     daemon.kernel.let_go();
     // Whoever asks from now on learns that nobody is here.
     let _ = std::fs::remove_file(&socket);
     if daemon.config.daemon.fail == dibs_config::Fail::Open {
-        reconcile::remove_all(&daemon, true)
+        steering::remove_all(&daemon, true)
             .await
             .context("cannot let go")?;
     }
@@ -183,24 +183,24 @@ async fn main_loop(
     let own = || Rc::clone(daemon);
     tokio::task::spawn_local(socket::serve(own(), listener));
     tokio::task::spawn_local(watchdog(own()));
-    let mut data_path = tokio::task::spawn_local(news::follow(own(), notices));
+    let mut data_path = tokio::task::spawn_local(messages::follow_data_path(own(), notices));
     tokio::task::spawn_local(rule_changes::keep_reloading(
         own(),
         file.to_owned(),
         hang_up,
     ));
-    tokio::task::spawn_local(host_changes::follow(own()));
-    tokio::task::spawn_local(names::keep(own()));
+    tokio::task::spawn_local(steering::follow_host(own()));
+    tokio::task::spawn_local(paths::follow_names(own()));
     tokio::task::spawn_local(sweep::keep(own()));
-    tokio::task::spawn_local(conditions::follow_hours(own()));
+    tokio::task::spawn_local(rule_changes::follow_hours(own()));
     tokio::task::spawn_local(rule_changes::keep_resolving(own()));
-    tokio::task::spawn_local(conditions::follow_sessions(own()));
-    tokio::task::spawn_local(metering::keep(own()));
+    tokio::task::spawn_local(rule_changes::follow_sessions(own()));
+    tokio::task::spawn_local(paths::follow_volumes(own()));
     tokio::task::spawn_local(tracking::follow(own()));
     tokio::task::spawn_local(messages::keep_telling(own()));
     tokio::task::spawn_local(messages::keep_asking(own()));
     tokio::task::spawn_local(locking::keep(own()));
-    tokio::task::spawn_local(silence::keep(own()));
+    tokio::task::spawn_local(sessions::follow_silence(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
     tokio::select! {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use crate::host::live::Live;
 use crate::kernel::connections;
 use crate::switch::marking::all_of;
-use crate::switch::{Daemon, backstop, marking, reconcile, rule_changes};
+use crate::switch::{Daemon, backstop, marking, rule_changes, steering};
 
 /// Between two looks for connections that ended.
 const EVERY: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
                 .note("try rules again that one IP version lacks", tried);
         }
         if round == 0 || !daemon.kernel.steerer().await.is_told().await {
-            reconcile::repair(&daemon, true).await;
+            steering::repair(&daemon, true).await;
         }
     }
 }
@@ -67,7 +67,7 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
         engine::wants::send_all(daemon).await;
     }
     let followed = marking::let_follow(daemon).await;
-    let retired = reconcile::retire(daemon).await;
+    let retired = steering::retire(daemon).await;
     forgotten.and(followed.map_err(Into::into)).and(retired)
 }
 

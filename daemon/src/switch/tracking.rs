@@ -23,7 +23,7 @@ use crate::host::process::or_warn;
 use crate::kernel::connections;
 use crate::switch::marking::{MarkError, all_of};
 use crate::switch::switching::Moved;
-use crate::switch::{Daemon, backstop, locking, marking, reconcile, switching};
+use crate::switch::{Daemon, backstop, locking, marking, steering, switching};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -326,7 +326,7 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, was: Option<BumpId>, bump
             daemon.update(&live.pair, |conn| conn.hand_over(Some(Handed { bump, by })));
             or_warn(put_back(&daemon, &live).await);
         }
-        or_warn(reconcile::install(&daemon).await);
+        or_warn(steering::install(&daemon).await);
         rules::follow(&*daemon, &[live], bump.into()).await;
     });
 }

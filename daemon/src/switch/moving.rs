@@ -8,15 +8,15 @@ use dibs_settings::BumpId;
 use dibs_switch::engine::{Goal, stands_on};
 use dibs_wire::FlowKey;
 
-use super::named::{check_peer, no_session, visible};
 use crate::control::{Caller, Progress, refused};
 use crate::host::live::Live;
 use crate::kernel::connections::Refused;
+use crate::kernel::devices::Heard;
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
-use crate::switch::answers::Heard;
+use crate::switch::listing::{check_peer, no_session, visible};
 use crate::switch::switching::Moved;
-use crate::switch::{Daemon, hearing, listing, marking, sessions, switching};
+use crate::switch::{Daemon, listing, marking, sessions, switching};
 
 /// Why a connection cannot leave the bump of a rule.
 fn required_by(rule: &Rule) -> String {
@@ -30,7 +30,7 @@ fn required_by(rule: &Rule) -> String {
 }
 
 /// `enable` and `disable` (no bump).
-pub(super) async fn change(
+pub(crate) async fn change(
     daemon: &Daemon,
     caller: Caller,
     selector: &Selector,
@@ -209,7 +209,7 @@ async fn hear_or_undo(
     if moved.is_empty() {
         return Ok(false);
     }
-    match hearing::hear(daemon, bump, &moved).await? {
+    match devices::hear(&daemon.kernel, &daemon.answers, bump, &moved).await? {
         Heard::Something => return Ok(false),
         Heard::Unasked => return Ok(true),
         Heard::Nothing => {}
@@ -227,7 +227,7 @@ async fn hear_or_undo(
         let put_back = put_back?.into_iter();
         stuck += put_back.filter(|(_, outcome)| outcome.is_err()).count();
     }
-    let why = hearing::nothing_back_by(daemon, bump);
+    let why = devices::nothing_back_by(&daemon.bumps, bump);
     let where_now = match stuck + stayed {
         0 => "the connections are back where they were".to_owned(),
         count => {

@@ -1,0 +1,243 @@
+//! Paths as they change while the daemon runs: names of endpoints are looked up, by the system's resolver and away from this
+//! thread; what paths carry whose volume is limited is followed; and users have paths used otherwise.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use dibs_config::{Rate, Volume};
+use dibs_control::{PathChange, Preferences};
+use tokio::net::lookup_host;
+use tokio::time::{sleep_until, timeout};
+
+use crate::data::Gone;
+use crate::host::endpoints::Lookup;
+use crate::host::volumes::{Stage, Turn, write};
+use crate::switch::{Daemon, Task};
+
+/// Begins each error of the standard library's.
+const PREFIX: &str = "failed to lookup address information: ";
+
+/// Looks names up when that is due, until the data path ends.
+pub(crate) async fn follow_names(daemon: Rc<Daemon>) {
+    if daemon.endpoints.are_addresses() {
+        return;
+    }
+    while look_up(&daemon).await.is_ok() {
+        let now = Instant::now();
+        match daemon.endpoints.due(now) {
+            Some(due) => tokio::select! {
+                () = daemon.wakers.woken(Task::Names) => {}
+                () = sleep_until(due.into()) => {}
+            },
+            None => daemon.wakers.woken(Task::Names).await,
+        }
+    }
+}
+
+/// Sees which peers are silent, and begins the lookups that are due.
+async fn look_up(daemon: &Rc<Daemon>) -> Result<(), Gone> {
+    let snapshot = daemon.driver.snapshot().await?;
+    let now = Instant::now();
+    daemon.endpoints.note_silence(now, |peer, path| {
+        let is_usable = daemon.host.lack_of_path(path).is_none()
+            && daemon.preferences.borrow().forbids(path).is_none();
+        let mut there = { snapshot.paths.iter() }.filter(|of| (of.peer, of.local) == (peer, path));
+        is_usable && !there.any(|path| path.state == "active")
+    });
+    while let Some(lookup) = daemon.endpoints.poll_lookup(now) {
+        let daemon = Rc::clone(daemon);
+        tokio::task::spawn_local(async move {
+            let answer = resolved(&lookup).await;
+            let now = Instant::now();
+            daemon.endpoints.note_answer(now, lookup.number, answer);
+            // Without the data path there is nobody to be told.
+            let _ = tell_endpoints(&daemon);
+            daemon.wakers.wake(Task::Names);
+        });
+    }
+    tell_endpoints(daemon)
+}
+
+/// Tells the data path where peers listen, and the user what is wrong with names.
+fn tell_endpoints(daemon: &Daemon) -> Result<(), Gone> {
+    let (config, inventory) = (&daemon.config, daemon.host.inventory());
+    for news in daemon.endpoints.tell(config, &inventory, &daemon.driver)? {
+        tracing::info!("{news}");
+    }
+    let faults = daemon.endpoints.faults(config, &inventory);
+    daemon.events.warn_while("names of endpoints", faults);
+    Ok(())
+}
+
+/// The resolver's answer.
+async fn resolved(lookup: &Lookup) -> Result<Vec<IpAddr>, String> {
+    let Lookup { host, port, .. } = lookup;
+    match lookup_host((host.as_str(), *port)).await {
+        Ok(found) => Ok(found.map(|address| address.ip()).collect()),
+        Err(error) => {
+            let why = error.to_string();
+            Err(why.strip_prefix(PREFIX).unwrap_or(&why).to_owned())
+        }
+    }
+}
+
+/// Between two looks at what was carried.
+const VOLUMES_EVERY: Duration = Duration::from_secs(1);
+
+/// Follows what is carried, for good.
+pub(crate) async fn follow_volumes(daemon: Rc<Daemon>) {
+    loop {
+        let due = daemon.wakers.woken(Task::Volumes);
+        if daemon.preferences.borrow().limits_volumes() {
+            let _ = timeout(VOLUMES_EVERY, due).await;
+        } else {
+            due.await;
+        }
+        if look_at_volumes(&daemon, false).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Counts what was carried, and does what comes of it. `at_once`: writes it down whenever that was last done.
+pub(crate) async fn look_at_volumes(daemon: &Daemon, at_once: bool) -> Result<(), Gone> {
+    let snapshot = daemon.driver.snapshot().await?;
+    let turns = {
+        let mut preferences = daemon.preferences.borrow_mut();
+        let turns = preferences.count_carried(&daemon.config, &snapshot);
+        for turn in &turns {
+            preferences.tell_usage(&daemon.driver, turn.path)?;
+        }
+        turns
+    };
+    turns.iter().for_each(|turn| tell_turn(daemon, turn));
+    let due = {
+        let mut preferences = daemon.preferences.borrow_mut();
+        preferences.volumes().due(at_once || !turns.is_empty())
+    };
+    if let Some((file, text)) = due {
+        // A disk may be slow, and users are not to wait for it.
+        let written = tokio::task::spawn_blocking(move || write(&file, &text)).await;
+        let written = written.map_err(anyhow::Error::from).and_then(|done| done);
+        if written.is_err() {
+            daemon.preferences.borrow_mut().volumes().note_unwritten();
+        }
+        let what = "keep what paths carried this month";
+        daemon.events.note(what, written);
+    }
+    Ok(())
+}
+
+/// Tells of a path that has used another part of its volume.
+fn tell_turn(daemon: &Daemon, turn: &Turn) {
+    let name = &daemon.config.paths[turn.path].name;
+    let volume = daemon.preferences.borrow().usage(turn.path).volume;
+    let (Some(volume), true) = (volume, turn.now != turn.before) else {
+        return;
+    };
+    let text = match turn.now {
+        Stage::Spent => format!(
+            "path {name} has used up its volume of {volume}: it carries no data until the month ends"
+        ),
+        Stage::Near if turn.before == Stage::Free => {
+            format!("path {name} has used 90 % of its volume of {volume}")
+        }
+        _ => format!("path {name} has some of its volume of {volume} again"),
+    };
+    const KIND: &str = "path_volume";
+    let fields = [
+        ("path", name.clone()),
+        ("volume", volume.bytes().to_string()),
+    ];
+    if turn.now > turn.before {
+        tracing::warn!(dibs.event = KIND, dibs.path = name, "{text}");
+        daemon.events.announce(KIND, text, &fields);
+    } else {
+        daemon.events.tell(KIND, text, &fields);
+    }
+}
+
+/// Has paths used otherwise, now and after a restart.
+pub(crate) async fn change(daemon: &Daemon, change: PathChange) -> anyhow::Result<Preferences> {
+    // What was carried until now was carried under the limits that held.
+    look_at_volumes(daemon, false).await?;
+    let config = &daemon.config;
+    let (before, told) = {
+        let mut preferences = daemon.preferences.borrow_mut();
+        let wishes = preferences.changed(config, &change)?;
+        let told = preferences.warnings(config);
+        (preferences.replace_wishes(wishes), told)
+    };
+    if let Err(error) = daemon.save() {
+        daemon.preferences.borrow_mut().replace_wishes(before);
+        return Err(error);
+    }
+    let (turns, mut info) = {
+        let mut preferences = daemon.preferences.borrow_mut();
+        let turns = preferences.apply(config, &daemon.driver)?;
+        let mut info = preferences.info(config);
+        info.warnings = preferences.warnings(config);
+        (turns, info)
+    };
+    info.warnings.retain(|warning| !told.contains(warning));
+    let (kind, text, fields) = news(&change, &info);
+    daemon.events.tell(kind, text, &fields);
+    for warning in &info.warnings {
+        tracing::warn!("{warning}");
+    }
+    for turn in &turns {
+        tell_turn(daemon, turn);
+    }
+    daemon.wakers.wake(Task::Volumes);
+    Ok(info)
+}
+
+/// What happened, for those who follow: a word, a sentence, and what it is about.
+type News = (&'static str, String, Vec<(&'static str, String)>);
+
+/// What a change came to.
+fn news(change: &PathChange, now: &Preferences) -> News {
+    let usage = |name: &String| now.paths.iter().find(|path| path.name == *name);
+    match change {
+        PathChange::Prefer { path, .. } => {
+            let text = format!("new data goes by path {path} as long as it is usable");
+            ("path_preference", text, vec![("path", path.clone())])
+        }
+        PathChange::Unprefer => (
+            "path_preference",
+            "no path is preferred".to_owned(),
+            Vec::new(),
+        ),
+        PathChange::Scheduler { name } => {
+            let text = format!("new data is shared out by the scheduler {name}");
+            ("path_scheduler", text, vec![("scheduler", name.clone())])
+        }
+        PathChange::Role { path, role } => {
+            let text = format!("the role of path {path} is {role}");
+            let fields = vec![("path", path.clone()), ("role", role.clone())];
+            ("path_role", text, fields)
+        }
+        PathChange::Limit { path, .. } => {
+            let usage = usage(path);
+            let rate = usage.and_then(|usage| Rate::new(usage.rate_limit?).ok());
+            let volume = usage.and_then(|usage| Volume::new(usage.volume?).ok());
+            let none = || "none".to_owned();
+            let fields = vec![
+                ("path", path.clone()),
+                ("rate", rate.map_or_else(none, |rate| rate.to_string())),
+                (
+                    "volume",
+                    volume.map_or_else(none, |volume| volume.to_string()),
+                ),
+            ];
+            let (rate, volume) = (&fields[1].1, &fields[2].1);
+            let text = format!("the limits of path {path} are rate {rate}, volume {volume}");
+            ("path_limit", text, fields)
+        }
+        PathChange::Reset => {
+            let text = "paths are used as the configuration file says".to_owned();
+            ("path_reset", text, Vec::new())
+        }
+    }
+}
