@@ -7,13 +7,11 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use dibs_config::Volume;
 use serde::{Deserialize, Serialize};
-
-use crate::host::clock::since_1970;
 
 /// In the configured directory.
 const FILE: &str = "volumes.json";
@@ -52,7 +50,8 @@ impl Month {
     /// The present one by local time.
     pub(crate) fn now() -> Self {
         let offset = i64::from(dibs_io::local_time().utc_offset);
-        let utc = i64::try_from(since_1970().as_secs()).unwrap_or(i64::MAX / 2);
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let utc = i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(i64::MAX / 2);
         Self::of_day((utc + offset).div_euclid(86_400))
     }
 

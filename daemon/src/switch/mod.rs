@@ -24,7 +24,6 @@ pub mod run;
 pub(crate) mod sessions;
 pub mod startup;
 pub(crate) mod steering;
-pub(crate) mod sweep;
 pub(crate) mod switching;
 pub(crate) mod tracking;
 
@@ -53,9 +52,8 @@ use crate::host::Host;
 use crate::host::clock::now;
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::Inventory;
-use crate::host::live::{Live, Registry};
+use crate::host::live::{Answers, Live, Registry};
 use crate::host::preferences::Preferences;
-use crate::kernel::devices::Answers;
 use crate::kernel::{Kernel, connections};
 use crate::rulebook::kept::{Keeper, desired};
 use crate::rulebook::rules::Rule;

@@ -9,9 +9,8 @@ use dibs_switch::engine::{Goal, stands_on};
 use dibs_wire::FlowKey;
 
 use crate::control::{Caller, Progress, refused};
-use crate::host::live::Live;
+use crate::host::live::{Heard, Live};
 use crate::kernel::connections::Refused;
-use crate::kernel::devices::Heard;
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::switch::listing::{check_peer, no_session, visible};

@@ -22,7 +22,8 @@ use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
 use crate::switch::{
-    Daemon, backstop, knocking, listing, marking, moving, paths, sessions, steering, switching,
+    Daemon, backstop, knocking, listing, marking, moving, paths, rule_changes, sessions, steering,
+    switching,
 };
 
 impl Serves for Daemon {
@@ -248,7 +249,7 @@ async fn rule_of(
     let displaced =
         rules::displaced(&rule, daemon.state.borrow().rules.all()).map_err(cannot_be)?;
     let mut steerer = daemon.kernel.steerer().await;
-    match steerer.probe(&daemon.config, &mut rule).await? {
+    match rule_changes::probe(steerer.steering(), &daemon.config, &mut rule).await? {
         Some(why) => Err(cannot_be(why).into()),
         None => Ok((rule, displaced)),
     }

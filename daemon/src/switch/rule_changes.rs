@@ -12,17 +12,19 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_io::LocalTime;
+use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
+use dibs_settings::Term;
 use dibs_switch::engine;
 use dibs_switch::engine::{Machine as _, Mark};
 use tokio::signal::unix::Signal;
 
 use crate::host::live::Live;
 use crate::host::process;
-use crate::rulebook::rules::{Rule, Unresolved};
+use crate::rulebook::rules::{Narrowed, Rule, Unresolved, name};
 use crate::rulebook::state_file::SavedRule;
 use crate::rulebook::{Rules, of_file, rules};
 use crate::switch::marking::all_of;
@@ -112,9 +114,12 @@ async fn probed(
         if let (true, Some((why, hint))) = (is_required, daemon.config.excludes_require()) {
             bail!("rule {}: {why}: {hint}, and restart the daemon", rule.id);
         }
-        let mut refused = { daemon.kernel.steerer().await }
-            .probe(&daemon.config, rule)
-            .await?;
+        let mut refused = probe(
+            daemon.kernel.steerer().await.steering(),
+            &daemon.config,
+            rule,
+        )
+        .await?;
         if refused.is_none() && is_required {
             refused = backstop::unbacked(daemon, Some(rule)).await;
         }
@@ -167,7 +172,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
     let mut wider = Vec::new();
     for mut rule in narrow {
         let mut steerer = daemon.kernel.steerer().await;
-        let refused = steerer.try_out(&daemon.config, &mut rule).await?;
+        let refused = try_out(steerer.steering(), &daemon.config, &mut rule).await?;
         if refused.is_none() && rule.narrowed.is_none() {
             wider.push((rule.id, rule.audience()));
         }
@@ -299,20 +304,23 @@ async fn resolved_rule(
     if let Err(why) = rule.resolve(uid, dibs_io::local_time()) {
         return Ok(Err(why));
     }
-    let mut refused = { daemon.kernel.steerer().await }
-        .probe(&daemon.config, &mut rule)
-        .await?;
+    let mut refused = probe(
+        daemon.kernel.steerer().await.steering(),
+        &daemon.config,
+        &mut rule,
+    )
+    .await?;
     if refused.is_none() && rule.level == Level::Require {
         refused = backstop::unbacked(daemon, Some(&rule)).await;
     }
     Ok(refused.map_or(Ok(rule), Err))
 }
 
-/// See [`probe_all`](crate::kernel::steering::Steerer::probe_all).
+/// See [`probe_all`].
 pub(crate) async fn probe_rules(daemon: &Daemon) -> anyhow::Result<()> {
     let mut rules = daemon.state.borrow().rules.all().to_vec();
     let mut steerer = daemon.kernel.steerer().await;
-    steerer.probe_all(&daemon.config, &mut rules).await?;
+    probe_all(steerer.steering(), &daemon.config, &mut rules).await?;
     daemon.state.borrow_mut().rules.keep(rules);
     Ok(())
 }
@@ -427,4 +435,123 @@ async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> 
         }
     }
     Ok(())
+}
+
+/// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
+/// cannot be, if it is taken in none, or in one and requires its bump: to make do with that is its caller's choice.
+async fn try_out(
+    steering: &mut Steering,
+    config: &Config,
+    rule: &mut Rule,
+) -> anyhow::Result<Option<String>> {
+    if !rule.selection.terms().iter().any(Term::is_special) {
+        return Ok(None);
+    }
+    let peers = || config.peers.iter().flat_map(|peer| &peer.addresses);
+    let families = [
+        (Family::V4, peers().any(|net| net.addr().is_ipv4())),
+        (Family::V6, peers().any(|net| net.addr().is_ipv6())),
+    ];
+    let families: Vec<Family> = families
+        .iter()
+        .filter_map(|(family, used)| (*used && rule.concerns(*family)).then_some(*family))
+        .collect();
+    rule.narrowed = None;
+    // All of its classes match the same, but for ports and addresses.
+    let Some(class) = rule.kernel_classes(0).next() else {
+        // It waits for its user.
+        return Ok(None);
+    };
+    let class = ClassRule {
+        source: None,
+        destination: None,
+        ..class
+    };
+    let probed = match steering.probe(&class, &families).await {
+        Ok(probed) => probed,
+        Err(Error::Refused(why)) => return Ok(Some(format!("iptables refuses it: {why}"))),
+        Err(error) => return Err(error).context("cannot try a rule out"),
+    };
+    let Probed { families, refusal } = probed;
+    let (Some((other, why)), [only]) = (refusal, families.as_slice()) else {
+        return Ok(None);
+    };
+    let program = match other {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    };
+    let why = format!("{program} refuses it: {why}");
+    let refused = (rule.level == Level::Require).then(|| {
+        let other = name(other);
+        format!("it requires its bump over {other} too, and {why}")
+    });
+    rule.narrowed = Some(Narrowed { to: *only, why });
+    Ok(refused)
+}
+
+/// Why the kernel does not take a rule, if it does not; see [`try_out`].
+pub(crate) async fn probe(
+    steering: &mut Steering,
+    config: &Config,
+    rule: &mut Rule,
+) -> anyhow::Result<Option<String>> {
+    let refused = try_out(steering, config, rule).await?;
+    if refused.is_none() {
+        tell_narrowed(rule);
+    }
+    Ok(refused)
+}
+
+/// As [`try_out`], for all rules that the daemon starts with.
+///
+/// A rule of the file that is refused is [not resolved](crate::rulebook); a rule of the user is left out, and the log says so.
+/// But what one that was taken once requires is not to go in plain where it can be held: it is kept to the family that takes it.
+///
+/// # Errors
+/// The kernel cannot be asked.
+async fn probe_all(
+    steering: &mut Steering,
+    config: &Config,
+    rules: &mut Vec<Rule>,
+) -> anyhow::Result<()> {
+    let mut kept = Vec::with_capacity(rules.len());
+    for mut rule in std::mem::take(rules) {
+        match try_out(steering, config, &mut rule).await? {
+            None => {
+                tell_narrowed(&rule);
+                kept.push(rule);
+            }
+            Some(why) if rule.origin == RuleOrigin::Config => {
+                rule.hold_coarsely(why, true, dibs_io::local_time());
+                let warning = rule.warning().unwrap_or_default();
+                let at_its_place = config.refuse(&place(&rule), warning, None);
+                tracing::error!("{at_its_place}");
+                kept.push(rule);
+            }
+            Some(_) if rule.narrowed.is_some() => {
+                tell_narrowed(&rule);
+                kept.push(rule);
+            }
+            Some(why) => tracing::warn!("rule {} is dropped: {why}", rule.id),
+        }
+    }
+    *rules = kept;
+    Ok(())
+}
+
+/// The place in the file of what iptables may refuse in a rule.
+fn place(rule: &Rule) -> String {
+    let mut special = { rule.selection.terms() }
+        .iter()
+        .filter(|term| term.is_special());
+    let key = special.next_back().map_or("uid", Term::key);
+    format!("rule.{}.{key}", rule.id - 1)
+}
+
+fn tell_narrowed(rule: &Rule) {
+    match (rule.warning(), rule.level) {
+        (None, _) => {}
+        (Some(warning), Level::Require) => tracing::error!("{warning}"),
+        (Some(warning), _) => tracing::warn!("{warning}"),
+    }
 }
