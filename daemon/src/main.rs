@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     dibsd::host::process::start_log();
     let done = match &args.man {
         Some(directory) => man(directory),
-        None if args.guard => dibsd::switch::guard::run(&args.config),
+        None if args.guard => dibsd::switch::startup::run_guard(&args.config),
         None => dibsd::switch::run::run(&args.config),
     };
     match done {

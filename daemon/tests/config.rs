@@ -14,7 +14,8 @@ use dibs_switch::rules::Fit;
 use dibsd::data::bumps;
 use dibsd::host::interfaces::{Interface, Inventory};
 use dibsd::rulebook::kept;
-use dibsd::rulebook::rules::{FIRST_USER_RULE, of_file, of_user};
+use dibsd::rulebook::rules::{of_file, of_user};
+use dibsd::rulebook::state_file::FIRST_USER_RULE;
 use dibsd::switch::startup;
 
 const PEER: &str = "Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=";

@@ -10,8 +10,8 @@ use dibs_core::Time;
 use tokio::sync::broadcast;
 
 use crate::control::{Audience, Caller, ROOT};
-use crate::host::clock::wall;
 use crate::host::process;
+use crate::host::process::wall;
 
 /// Events that wait for a slow follower.
 const EVENTS: usize = 256;

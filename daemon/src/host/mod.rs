@@ -1,7 +1,6 @@
 //! This host: its interfaces and addresses, and the sockets of the paths. Each socket follows its interface, and one that
 //! cannot be opened is tried again.
 
-pub(crate) mod clock;
 pub(crate) mod endpoints;
 pub mod interfaces;
 pub mod live;

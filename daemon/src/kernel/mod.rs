@@ -1,25 +1,35 @@
-//! The kernel's side of this host: what steers it, what nftables and conntrack are told, and how it stands.
+//! The kernel's side of this host: what steers it, kernel state and TUNs together, what nftables and conntrack are told, and how
+//! it stands.
 
 pub(crate) mod connections;
 pub(crate) mod devices;
-pub(crate) mod steering;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dibs_config::Fail;
+use anyhow::Context as _;
+use dibs_config::{Config, Fail};
 use dibs_control::{BackstopInfo, BackstopState};
+use dibs_io::Tun;
 use dibs_policy::conntrack::Conntrack;
-use dibs_policy::{Backstop, Desired, Error, Standing, Strength};
+use dibs_policy::{
+    Backstop, BumpRoute, Counting, Desired, DeviceOwner, Error, Report, Standing, Steering,
+    Strength, System,
+};
+use dibs_settings::BumpId;
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
+use crate::data::Driver;
+use crate::data::bumps::marks;
 use crate::host::Host;
-use crate::host::clock::wall;
-use crate::kernel::steering::Steerer;
+use crate::host::process::wall;
 
 /// What is counted by the kernel is asked for as often.
 const DROPPED_FOR: Duration = Duration::from_secs(1);
@@ -315,6 +325,130 @@ impl<T: Clone> Fresh<T> {
         let found = find(known).await;
         *last = Some((now, found.clone()));
         found
+    }
+}
+
+/// No real route has a larger MTU, so that a switch never makes a segment too long.
+const TUN_MTU: u16 = 65_535;
+
+/// Steers for the daemon: kernel state and TUNs together.
+pub(crate) struct Steerer {
+    steering: Steering,
+    driver: Driver,
+    /// TUNs that the data path has not been given yet: what steers their connections does not stand.
+    made: BTreeMap<BumpId, Tun>,
+    /// Bumps whose TUN the data path has.
+    open: BTreeSet<BumpId>,
+    warned: BTreeSet<String>,
+}
+
+impl Steerer {
+    /// Steering of this host. Needs a tokio runtime.
+    pub(crate) fn new(driver: Driver) -> anyhow::Result<Self> {
+        Ok(Self {
+            steering: Steering::system(None)?,
+            driver,
+            made: BTreeMap::new(),
+            open: BTreeSet::new(),
+            warned: BTreeSet::new(),
+        })
+    }
+
+    /// Brings TUNs and kernel to the wish. TUNs come before what leads to them, and go after it. The data
+    /// path has them last: the answer to what came out of one earlier would leave in plain.
+    pub(crate) async fn set(&mut self, desired: &Desired) -> anyhow::Result<Report> {
+        let ours = |bump: &&BumpRoute| bump.owner == DeviceOwner::Ours;
+        let wanted: BTreeSet<BumpId> = { desired.bumps.iter().filter(ours) }
+            .map(|bump| bump.id)
+            .collect();
+        self.give_up_renamed().await?;
+        self.made.retain(|id, _| wanted.contains(id));
+        for &id in wanted.difference(&self.open) {
+            if let Entry::Vacant(place) = self.made.entry(id) {
+                place.insert(Tun::open(&id.tun_name(), TUN_MTU)?);
+            }
+        }
+        let report = self.steering.set(desired).await?;
+        while let Some((id, tun)) = self.made.pop_first() {
+            let added = self.driver.add_tun(id, tun).await?;
+            added.with_context(|| format!("watch {}", id.tun_name()))?;
+            self.open.insert(id);
+        }
+        for step in &report.steps {
+            tracing::debug!("steering: {}", step.to_string().trim_end());
+        }
+        for warning in &report.warnings {
+            if self.warned.insert(warning.clone()) {
+                tracing::warn!("{warning}");
+            }
+        }
+        self.close(wanted).await?;
+        Ok(report)
+    }
+
+    /// Closes TUNs that have another name now, or are in another namespace: nothing leads to them. One that
+    /// was deleted the data path has noticed, and tells.
+    async fn give_up_renamed(&mut self) -> anyhow::Result<()> {
+        let is_gone = |name: &str| if_nametoindex(name) == Err(Errno::ENODEV);
+        self.made.retain(|&id, _| !is_gone(&id.tun_name()));
+        for id in self.open.clone() {
+            let name = id.tun_name();
+            if is_gone(&name)
+                && let Some(tun) = self.driver.remove_tun(id).await?
+            {
+                tracing::warn!("device {name} was renamed or moved; making it again");
+                drop(tun);
+                self.open.remove(&id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what an earlier daemon left with another variant of iptables.
+    pub(crate) async fn clear_others(&mut self) -> Result<(), dibs_policy::Error> {
+        for step in self.steering.clear_others().await? {
+            tracing::info!("left by an earlier run: {}", step.to_string().trim_end());
+        }
+        Ok(())
+    }
+
+    /// For looking only.
+    pub(crate) fn steering(&mut self) -> &mut Steering {
+        &mut self.steering
+    }
+
+    /// Whether the kernel tells when others change our chains.
+    pub(crate) async fn is_told(&mut self) -> bool {
+        self.steering.is_told().await.unwrap_or(false)
+    }
+
+    /// Forgets the TUN of a bump: the data path lost it. The next [`set`](Self::set) opens another.
+    pub(crate) fn tun_lost(&mut self, bump: BumpId) {
+        self.open.remove(&bump);
+    }
+
+    /// Counts what the kernel dropped for us, by reason.
+    pub(crate) fn counting(&self) -> Counting<System> {
+        self.steering.counting()
+    }
+
+    /// Removes everything of ours from the kernel, TUNs included.
+    pub(crate) async fn cleanup(&mut self, config: &Config) -> anyhow::Result<Report> {
+        let report = self.steering.cleanup(marks(config)).await?;
+        self.made.clear();
+        self.close(BTreeSet::new()).await?;
+        Ok(report)
+    }
+
+    /// Closes the TUNs of all bumps but `wanted`.
+    async fn close(&mut self, wanted: BTreeSet<BumpId>) -> anyhow::Result<()> {
+        for &id in self.open.clone().difference(&wanted) {
+            let tun = self.driver.remove_tun(id).await?;
+            // Closing takes the kernel milliseconds, which is not the data path's business.
+            drop(tun);
+            self.open.remove(&id);
+        }
+        Ok(())
     }
 }
 

@@ -458,7 +458,8 @@ mod tests {
 
     use super::*;
     use crate::control::ROOT;
-    use crate::rulebook::rules::{FIRST_USER_RULE, Narrowed, of_user};
+    use crate::rulebook::rules::{Narrowed, of_user};
+    use crate::rulebook::state_file::FIRST_USER_RULE;
 
     const NOON: LocalTime = LocalTime {
         second_of_day: 12 * 3600,

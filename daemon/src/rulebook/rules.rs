@@ -23,9 +23,6 @@ pub const MAX_CLASSES: usize = 256;
 /// Bytes of an interface's own name.
 const LONGEST_NAME: usize = 15;
 
-/// Rules of the user are numbered from here, so that new rules in the file do not move them.
-pub const FIRST_USER_RULE: RuleId = 1000;
-
 /// A rule for connections to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {

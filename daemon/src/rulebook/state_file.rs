@@ -21,9 +21,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::ROOT;
 use crate::data::bumps::{Carried, translation};
-use crate::host::clock::MonotonicWall;
 use crate::host::preferences::Wishes;
+use crate::host::process::MonotonicWall;
 
+/// Rules of the user are numbered from here, so that new rules in the file do not move them.
+pub const FIRST_USER_RULE: RuleId = 1000;
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;
 /// How long the lock of a daemon that was killed may stay: a child that it was just starting has the
@@ -118,7 +120,7 @@ impl Default for Saved {
     fn default() -> Self {
         Self {
             version: VERSION,
-            next_rule: crate::rulebook::rules::FIRST_USER_RULE,
+            next_rule: FIRST_USER_RULE,
             rules: Vec::new(),
             choices: Vec::new(),
             engaged: BTreeMap::new(),

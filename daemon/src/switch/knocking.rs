@@ -22,9 +22,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::data::bumps::marks;
-use crate::host::clock::{instant, now};
 use crate::host::live::Live;
-use crate::switch::{Daemon, locking};
+use crate::host::process::{instant, now};
+use crate::switch::Daemon;
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
@@ -134,7 +134,7 @@ pub(crate) async fn on_knock(
         let pairs: Vec<FlowKey> = { conns.iter() }
             .map(|(named, _)| named.pair.reversed())
             .collect();
-        let (lives, tracked) = locking::looked_up(daemon, &pairs).await?;
+        let (lives, tracked) = daemon.looked_up(&pairs).await?;
         let mut outcomes: Vec<Option<(Outcome, u64)>> = vec![None; conns.len()];
         let mut meant: BTreeMap<FlowKey, Numbers> = BTreeMap::new();
         for (index, ((named, theirs), pair)) in conns.iter().zip(&pairs).enumerate() {

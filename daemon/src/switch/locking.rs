@@ -1,7 +1,6 @@
 //! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
 //! where it got lost.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,15 +8,15 @@ use dibs_config::Fail;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
 use dibs_settings::BumpId;
 use dibs_switch::table::Conn;
-use dibs_switch::tracked::{Entry, Mend, Tracked};
+use dibs_switch::tracked::{Mend, Tracked};
 use dibs_wire::FlowKey;
 
 use crate::data::bumps::{marks, translated};
-use crate::host::clock::{instant, now};
 use crate::host::live::Live;
+use crate::host::process::{instant, now};
 use crate::kernel::connections;
 use crate::rulebook::state_file::Saved;
-use crate::switch::{Daemon, Task, backstop, marking};
+use crate::switch::{Daemon, Task, marking};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -108,7 +107,7 @@ async fn tracked_as(
     for (value, mask) in marks {
         let note = |found: Connection| {
             let ends = connections::ends_to_peers(&daemon.host, &found);
-            tracked.extend(ends.map(|pair| (pair, entry(daemon, &found))));
+            tracked.extend(ends.map(|pair| (pair, daemon.entry(&found))));
             None::<()>
         };
         conntrack.marked(value, mask, note).await?;
@@ -124,56 +123,24 @@ pub(crate) async fn tracked_of(
     if pairs.len() > LOOKUPS {
         return tracked(daemon).await;
     }
-    let mut tracked = got(daemon, pairs).await?;
+    let mut tracked = daemon.got(pairs).await?;
     let state = daemon.state.borrow();
     tracked.retain_on(|bump| state.installed.contains_key(&bump));
     Ok(tracked)
-}
-
-/// What there is to look at of an entry.
-pub(crate) fn entry(daemon: &Daemon, found: &Connection) -> Entry {
-    Entry {
-        mark: marking::seen(daemon, found),
-        closed: found.was_closed(),
-    }
-}
-
-/// What conntrack has of these connections, one by one.
-async fn got(daemon: &Daemon, pairs: &[FlowKey]) -> Result<Tracked, dibs_policy::Error> {
-    let mut conntrack = daemon.kernel.conntrack()?;
-    let mut tracked = Vec::new();
-    for pair in pairs {
-        if let Some(found) = conntrack.get(pair).await? {
-            tracked.push((*pair, entry(daemon, &found)));
-        }
-    }
-    Ok(Tracked::new(tracked))
-}
-
-/// What is alive of these connections, and what conntrack has of them.
-pub(crate) async fn looked_up(
-    daemon: &Daemon,
-    pairs: &[FlowKey],
-) -> anyhow::Result<(HashMap<FlowKey, Live>, Tracked)> {
-    let tracked = got(daemon, pairs).await?;
-    Ok((
-        connections::sockets_of(&daemon.kernel, pairs).await?,
-        tracked,
-    ))
 }
 
 /// Locks what is due.
 async fn lock_due(daemon: &Daemon) -> anyhow::Result<()> {
     let now = now();
     let due: Vec<FlowKey> = daemon.state.borrow().conns.locks_due(now).collect();
-    let (lives, tracked) = looked_up(daemon, &due).await?;
+    let (lives, tracked) = daemon.looked_up(&due).await?;
     let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
     let due = daemon.state.borrow_mut().conns.lock_due(now, is_on);
     let mut conntrack = daemon.kernel.conntrack()?;
     for (pair, bump) in due {
         lock(daemon, &mut conntrack, &pair, bump).await?;
     }
-    backstop::note_locks(daemon).await;
+    marking::note_locks(daemon).await;
     Ok(())
 }
 
@@ -222,7 +189,7 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
             }
         }
     }
-    backstop::note_locks(daemon).await;
+    marking::note_locks(daemon).await;
     Ok(())
 }
 

@@ -18,14 +18,14 @@ use dibs_wire::FlowKey;
 
 use crate::control::Audience;
 use crate::data::bumps::marks;
-use crate::host::clock::now;
 use crate::host::live::Live;
+use crate::host::process::now;
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
 use crate::switch::marking::MarkError;
 use crate::switch::{
-    Daemon, State, Task, backstop, knocking, locking, marking, sessions, steering, switching,
+    Daemon, State, Task, knocking, locking, marking, sessions, steering, switching,
 };
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -152,7 +152,7 @@ impl Machine for Daemon {
     }
 
     async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {
-        locking::looked_up(self, pairs).await
+        self.looked_up(pairs).await
     }
 
     async fn bumped<T>(
@@ -226,7 +226,7 @@ impl Machine for Daemon {
     }
 
     async fn unlock(&self, pairs: &[FlowKey]) {
-        backstop::note_locks(self).await;
+        marking::note_locks(self).await;
         let _turn = self.kernel.marking().await;
         let cleared = async {
             let mut conntrack = self.kernel.conntrack()?;

@@ -1,23 +1,26 @@
-//! What the kernel and the data path are told of a connection that moves.
+//! Marks: the kernel, the backstop and the data path are told of connections that move, and which of them are on bumps, by
+//! choice or because they follow.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use dibs_policy::Place;
+use dibs_config::Level;
+use dibs_control::RuleOrigin;
 use dibs_policy::conntrack::{Connection, Conntrack};
+use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing};
 use dibs_settings::BumpId;
-use dibs_switch::conns::Choice;
+use dibs_switch::conns::{Choice, Socket};
 use dibs_switch::engine::Mark;
-use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
 
 use crate::data::bumps::marks;
-use crate::host::clock::now;
 use crate::host::live::Live;
-use crate::kernel::connections;
-use crate::switch::{Daemon, backstop};
+use crate::host::process::now;
+use crate::kernel::{backstop_info, connections};
+use crate::rulebook::rules::Rule;
+use crate::switch::{Daemon, State, Task};
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
@@ -41,19 +44,6 @@ pub(crate) fn warn_of(failed: &Failed) {
 fn all_fail(pairs: impl Iterator<Item = FlowKey>, error: dibs_policy::Error) -> Failed {
     let error = Arc::new(error);
     pairs.map(|pair| (pair, Arc::clone(&error))).collect()
-}
-
-/// What a tracked connection's mark says.
-pub(crate) fn seen(daemon: &Daemon, entry: &Connection) -> SeenMark {
-    let marks = marks(&daemon.config);
-    let bump = marks.bump_of(entry.mark);
-    SeenMark {
-        bump,
-        chosen: entry.mark & marks.override_bit() != 0,
-        locked: entry.mark & marks.locked_bit() != 0,
-        carried: bump.is_none() || daemon.bumps.get(bump).is_some(),
-        told: entry.mark_told,
-    }
 }
 
 /// Notes what a connection's mark says from now on.
@@ -118,7 +108,7 @@ async fn taken(
     pair: &FlowKey,
 ) -> Result<Option<Option<BumpId>>, dibs_policy::Error> {
     let entry = conntrack.get(pair).await?;
-    let mark = entry.map(|entry| seen(daemon, &entry));
+    let mark = entry.map(|entry| daemon.seen(&entry));
     let state = daemon.state.borrow();
     let taken = mark.filter(|mark| state.conns.get(pair).is_chosen_elsewhere(*mark));
     Ok(taken.map(|mark| mark.bump))
@@ -167,9 +157,9 @@ async fn put_some(
             leaving.push((mark.pair, place));
         }
     }
-    backstop::note_places(daemon, &mut backstop, &leaving).await;
+    note_places(daemon, &mut backstop, &leaving).await;
     if release_leaving(daemon, marks) {
-        backstop::tell_locks(daemon, &mut backstop).await;
+        tell_locks(daemon, &mut backstop).await;
     }
     let (mut bumped, mut failed) = (Vec::new(), Failed::new());
     for mark in marks {
@@ -179,7 +169,7 @@ async fn put_some(
             Err(error) => drop(failed.insert(mark.pair, Arc::new(error))),
         }
     }
-    backstop::note_places(daemon, &mut backstop, &bumped).await;
+    note_places(daemon, &mut backstop, &bumped).await;
     failed
 }
 
@@ -227,7 +217,7 @@ async fn put_one(
     let marked = conntrack.set_mark(&pair, value, mask).await?;
     if !marked && installed {
         if conntrack.adopt(&pair, value).await? {
-            backstop::rename(daemon, &pair, id).await?;
+            rename(daemon, &pair, id).await?;
         } else {
             conntrack.set_mark(&pair, value, mask).await?;
         }
@@ -272,10 +262,10 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
         for (pair, choice) in choices {
             let live = lives.get(&pair);
             // One that ended while no daemon looked needs no mark, and would be tracked for days with one.
-            if live.is_none() && !backstop::may_live(daemon, &pair) {
+            if live.is_none() && !may_live(daemon, &pair) {
                 continue;
             }
-            if !live.is_some_and(|live| backstop::has_taken(daemon, live, choice)) {
+            if !live.is_some_and(|live| has_taken(daemon, live, choice)) {
                 standing.push(Mark::chosen(pair, choice.bump));
             } else if let Err(error) = forget_choice(daemon, &pair, choice).await {
                 failed.insert(pair, error);
@@ -312,7 +302,7 @@ async fn forget_choice(daemon: &Daemon, pair: &FlowKey, choice: Choice) -> Resul
     }
     let mut backstop = daemon.kernel.backstop().await;
     let place = (*pair, Place::Elsewhere);
-    backstop::note_places(daemon, &mut backstop, &[place]).await;
+    note_places(daemon, &mut backstop, &[place]).await;
     Ok(())
 }
 
@@ -358,4 +348,236 @@ pub(crate) async fn silence(daemon: &Daemon, lives: impl Iterator<Item = &Live>)
     });
     // Without the data path nothing is under way.
     let _ = futures_util::future::join_all(drains).await;
+}
+
+impl State {
+    /// The connections that the backstop knows by name.
+    pub(crate) fn known(&self) -> Known {
+        let mut known = Known::default();
+        for (pair, conn) in self.conns.iter() {
+            let chosen = conn.choice.get().filter(|choice| !choice.pending);
+            match chosen.map_or(conn.followed(), |choice| choice.bump) {
+                Some(_) => known.bumped.insert(*pair),
+                None if chosen.is_some() => known.plain.insert(*pair),
+                None => false,
+            };
+        }
+        known
+    }
+}
+
+/// Brings the backstop to `wish`; whether others had undone it. Steering works without it, so where that
+/// fails it is told and tried again.
+pub(crate) async fn set(daemon: &Daemon, wish: &Desired) -> bool {
+    let mut backstop = daemon.kernel.backstop().await;
+    let known = Known {
+        locked: locked_passing(daemon),
+        ..daemon.state.borrow().known()
+    };
+    let before = backstop.standing().clone();
+    let set = backstop.set(wish, &known).await;
+    tell_standing(daemon, &before, backstop.standing());
+    match (set, backstop.standing()) {
+        (Ok(undone), _) => undone,
+        (Err(error), Standing::Idle) => {
+            daemon.events.note("clear nftables", Err(error));
+            false
+        }
+        (Err(_), _) => false,
+    }
+}
+
+/// Tells whether the backstop stands, if that is news.
+pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) {
+    if before == now {
+        return;
+    }
+    const KIND: &str = "backstop";
+    const PLAIN: &str = "what others flush may let connections go on in plain";
+    let state = backstop_info(now).state;
+    let announce = |text| {
+        daemon
+            .events
+            .announce(KIND, text, &[("state", state.to_string())])
+    };
+    match now {
+        Standing::Idle => {}
+        Standing::Stands(strength) => {
+            let text = format!("the table of nftables {strength}");
+            tracing::info!(dibs.event = KIND, "{text}");
+            announce(text);
+        }
+        Standing::Missing => {
+            let text = format!("{}: {PLAIN}", Error::NoNftables);
+            tracing::warn!(dibs.event = KIND, "{text}");
+            announce(text);
+        }
+        Standing::Failed(why) => {
+            let text = format!("{why}: {PLAIN}");
+            tracing::error!(dibs.event = KIND, "{text}");
+            announce(text);
+            daemon.wakers.wake(Task::Repair);
+        }
+    }
+}
+
+/// Why the kernel would not take the backstop of all that is wanted and of a rule more; see [`Kernel::unbacked`](crate::kernel::Kernel::unbacked).
+pub(crate) async fn unbacked(daemon: &Daemon, added: Option<&Rule>) -> Option<String> {
+    let wish = {
+        let state = daemon.state.borrow();
+        state.wish(
+            &daemon.config,
+            &daemon.host.inventory(),
+            &daemon.host.addresses(),
+            added,
+        )
+    };
+    daemon.kernel.unbacked(&wish).await
+}
+
+/// To be called before the kernel is brought to what is wanted.
+///
+/// # Errors
+/// A rule of the file requires its bump, and the kernel would not take what is to hold it when others
+/// flush the firewall.
+pub(crate) async fn ensure_backed(daemon: &Daemon) -> anyhow::Result<()> {
+    let required = {
+        let state = daemon.state.borrow();
+        let is_required =
+            |rule: &&Rule| rule.origin == RuleOrigin::Config && rule.level == Level::Require;
+        state
+            .rules
+            .all()
+            .iter()
+            .find(is_required)
+            .map(|rule| rule.id)
+    };
+    let Some(id) = required else { return Ok(()) };
+    match unbacked(daemon, None).await {
+        None => Ok(()),
+        Some(why) => Err(daemon
+            .config
+            .refuse(
+                &format!("rule.{}.require", id - 1),
+                format!("rule {id} would not be held when others flush the firewall: {why}"),
+                None,
+            )
+            .into()),
+    }
+}
+
+/// Tells the backstop where connections are; its caller holds it while the marks change too.
+pub(crate) async fn note_places(
+    daemon: &Daemon,
+    backstop: &mut Backstop,
+    places: &[(FlowKey, Place)],
+) {
+    let places: Vec<(FlowKey, Place)> = {
+        let conns = &daemon.state.borrow().conns;
+        let decided = |(pair, place): &&(FlowKey, Place)| {
+            *place != Place::Elsewhere || conns.get(pair).choice.get().is_none()
+        };
+        places.iter().filter(decided).copied().collect()
+    };
+    let before = backstop.standing().clone();
+    // What failed shows in how it stands now, and is tried again.
+    let _ = backstop.note(&places).await;
+    tell_standing(daemon, &before, backstop.standing());
+}
+
+/// Notes where the kernel has put a connection, by rules here or because the peer began it.
+pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
+    let Some(pair) = ours(daemon, entry) else {
+        return;
+    };
+    let mut backstop = daemon.kernel.backstop().await;
+    let bump = marks(&daemon.config).bump_of(entry.mark);
+    let (was, chosen) = daemon.update(&pair, |conn| {
+        (conn.handle_followed(bump), conn.choice.get().is_some())
+    });
+    let place = match (bump, was) {
+        (Some(_), None) => Place::Bumped,
+        (None, Some(_)) => Place::Elsewhere,
+        _ => return,
+    };
+    if !chosen {
+        note_places(daemon, &mut backstop, &[(pair, place)]).await;
+    }
+}
+
+/// A connection that followed has ended.
+pub(crate) async fn forget_followed(daemon: &Daemon, pair: &FlowKey) {
+    let mut backstop = daemon.kernel.backstop().await;
+    daemon.update(pair, |conn| conn.handle_followed(None));
+    let place = (*pair, Place::Elsewhere);
+    note_places(daemon, &mut backstop, &[place]).await;
+}
+
+/// Looks for connections that follow: an earlier daemon's, or those of which no event told.
+pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
+    for entry in daemon.kernel.conntrack()?.list(Some).await? {
+        note_followed(daemon, &entry).await;
+    }
+    Ok(())
+}
+
+/// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
+fn ours(daemon: &Daemon, entry: &Connection) -> Option<FlowKey> {
+    let is_ours = |pair: &FlowKey| daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some();
+    let is_ours = |pair: &FlowKey| is_ours(pair) || connections::passes(&daemon.host, pair);
+    entry.ends().into_iter().find(is_ours)
+}
+
+/// Brings the backstop to what is locked of connections that pass: what is forged of others their
+/// sockets sort out.
+pub(crate) async fn note_locks(daemon: &Daemon) {
+    let mut backstop = daemon.kernel.backstop().await;
+    tell_locks(daemon, &mut backstop).await;
+}
+
+/// As [`note_locks`], for those who hold the backstop.
+pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
+    if daemon.config.daemon.gateway.is_empty() {
+        return;
+    }
+    let before = backstop.standing().clone();
+    // What failed shows in how it stands now, and is tried again.
+    let _ = backstop.set_locked(locked_passing(daemon)).await;
+    tell_standing(daemon, &before, backstop.standing());
+}
+
+/// Whether a connection that has no entry may live all the same.
+pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
+    connections::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).ended
+}
+
+/// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
+/// entry, by our hand or its next packet, is named anew.
+pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
+    if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
+        daemon.update(&live.pair, |conn| conn.choice.rename(live.socket));
+        return false;
+    }
+    live.socket != choice.socket
+}
+
+/// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
+/// host does not know it any more it says so.
+pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Result<(), Error> {
+    for live in connections::passing_of(&daemon.kernel, std::slice::from_ref(pair)).await? {
+        daemon.update(pair, |conn| conn.choice.rename(live.socket));
+        if !daemon.bumps.is_outside(bump) {
+            // Without the data path nobody can be asked.
+            let _ = daemon.driver.solicit(bump, *pair);
+        }
+    }
+    Ok(())
+}
+
+/// The connections that pass and are locked.
+pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
+    let locked: Vec<FlowKey> = daemon.state.borrow().conns.locked().collect();
+    { locked.into_iter() }
+        .filter(|pair| connections::passes(&daemon.host, pair))
+        .collect()
 }

@@ -21,8 +21,7 @@ use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
 use crate::data::{Notice, Notices};
-use crate::host::clock::{instant, now, wall};
-use crate::host::process::or_warn;
+use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
 use crate::switch::{Daemon, Task, knocking, sessions, steering};
 

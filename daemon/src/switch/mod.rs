@@ -8,8 +8,6 @@
 //! Beside them stand what follows from that state, which bumps are in use and what is to be steered, and what wakes the tasks
 //! that go on by themselves.
 
-pub(crate) mod backstop;
-pub mod guard;
 pub(crate) mod knocking;
 pub(crate) mod listing;
 pub(crate) mod locking;
@@ -28,17 +26,20 @@ pub(crate) mod switching;
 pub(crate) mod tracking;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dibs_config::Config;
+use dibs_policy::conntrack::Connection;
 use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
+use dibs_switch::marks::SeenMark;
 use dibs_switch::plausible::Implausible;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::{Conn, ConnTable};
+use dibs_switch::tracked::{Entry, Tracked};
 use dibs_switch::{conns, silence};
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
@@ -49,11 +50,11 @@ use crate::control::events::{Events, PeerWarnings};
 use crate::data::bumps::{self, Bumps, marks, of_mask};
 use crate::data::{Driver, Rpc};
 use crate::host::Host;
-use crate::host::clock::now;
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::Inventory;
 use crate::host::live::{Answers, Live, Registry};
 use crate::host::preferences::Preferences;
+use crate::host::process::now;
 use crate::kernel::{Kernel, connections};
 use crate::rulebook::kept::{Keeper, desired};
 use crate::rulebook::rules::Rule;
@@ -119,6 +120,48 @@ impl Daemon {
     pub(crate) fn bump_of(&self, live: &Live) -> Option<BumpId> {
         let marked = marks(&self.config).bump_of(live.mark);
         self.state.borrow().ruling(live).is_on(marked)
+    }
+
+    /// What a tracked connection's mark says.
+    pub(crate) fn seen(&self, entry: &Connection) -> SeenMark {
+        let marks = marks(&self.config);
+        let bump = marks.bump_of(entry.mark);
+        SeenMark {
+            bump,
+            chosen: entry.mark & marks.override_bit() != 0,
+            locked: entry.mark & marks.locked_bit() != 0,
+            carried: bump.is_none() || self.bumps.get(bump).is_some(),
+            told: entry.mark_told,
+        }
+    }
+
+    /// What there is to look at of an entry.
+    pub(crate) fn entry(&self, found: &Connection) -> Entry {
+        Entry {
+            mark: self.seen(found),
+            closed: found.was_closed(),
+        }
+    }
+
+    /// What conntrack has of these connections, one by one.
+    pub(crate) async fn got(&self, pairs: &[FlowKey]) -> Result<Tracked, dibs_policy::Error> {
+        let mut conntrack = self.kernel.conntrack()?;
+        let mut tracked = Vec::new();
+        for pair in pairs {
+            if let Some(found) = conntrack.get(pair).await? {
+                tracked.push((*pair, self.entry(&found)));
+            }
+        }
+        Ok(Tracked::new(tracked))
+    }
+
+    /// What is alive of these connections, and what conntrack has of them.
+    pub(crate) async fn looked_up(
+        &self,
+        pairs: &[FlowKey],
+    ) -> anyhow::Result<(HashMap<FlowKey, Live>, Tracked)> {
+        let tracked = self.got(pairs).await?;
+        Ok((connections::sockets_of(&self.kernel, pairs).await?, tracked))
     }
 
     /// Changes what is known of a connection.

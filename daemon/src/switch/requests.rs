@@ -22,8 +22,7 @@ use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
 use crate::switch::{
-    Daemon, backstop, knocking, listing, marking, moving, paths, rule_changes, sessions, steering,
-    switching,
+    Daemon, knocking, listing, marking, moving, paths, rule_changes, sessions, steering, switching,
 };
 
 impl Serves for Daemon {
@@ -291,7 +290,7 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
             carrier.pair.destination()
         )));
     }
-    match backstop::unbacked(daemon, Some(rule)).await {
+    match marking::unbacked(daemon, Some(rule)).await {
         Some(why) => Err(refused(format!(
             "the rule cannot be made: it would not be held when others flush the firewall: {why}; nothing \
              was changed"

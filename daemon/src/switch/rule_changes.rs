@@ -28,7 +28,7 @@ use crate::rulebook::rules::{Narrowed, Rule, Unresolved, name};
 use crate::rulebook::state_file::SavedRule;
 use crate::rulebook::{Rules, of_file, rules};
 use crate::switch::marking::all_of;
-use crate::switch::{Daemon, Task, backstop, marking, sessions, startup, steering};
+use crate::switch::{Daemon, Task, marking, sessions, startup, steering};
 
 /// Reloads at each signal, one after the other: what a reload waits for holds up nothing else.
 pub(crate) async fn keep_reloading(daemon: Rc<Daemon>, file: PathBuf, mut signal: Signal) {
@@ -121,7 +121,7 @@ async fn probed(
         )
         .await?;
         if refused.is_none() && is_required {
-            refused = backstop::unbacked(daemon, Some(rule)).await;
+            refused = marking::unbacked(daemon, Some(rule)).await;
         }
         if let Some(why) = refused {
             return Err(config
@@ -311,7 +311,7 @@ async fn resolved_rule(
     )
     .await?;
     if refused.is_none() && rule.level == Level::Require {
-        refused = backstop::unbacked(daemon, Some(&rule)).await;
+        refused = marking::unbacked(daemon, Some(&rule)).await;
     }
     Ok(refused.map_or(Ok(rule), Err))
 }

@@ -28,14 +28,13 @@ use crate::host::interfaces::{Interfaces, Inventory};
 use crate::host::live::Live;
 use crate::host::preferences::Preferences;
 use crate::host::{Host, process};
-use crate::kernel::steering::Steerer;
-use crate::kernel::{Kernel, connections};
+use crate::kernel::{Kernel, Steerer, connections};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
 use crate::switch::marking::all_of;
 use crate::switch::{
-    Daemon, backstop, initial_state, listing, locking, marking, messages, paths, rule_changes,
-    sessions, startup, steering, tracking,
+    Daemon, initial_state, listing, locking, marking, messages, paths, rule_changes, sessions,
+    startup, steering, tracking,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -131,11 +130,11 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
     rule_changes::probe_rules(&daemon).await?;
-    backstop::ensure_backed(&daemon).await?;
+    marking::ensure_backed(&daemon).await?;
     steering::steer(&daemon).await.context("cannot steer")?;
     connections::note_passing(&daemon.config);
     if !daemon.state.borrow().installed.is_empty() {
-        backstop::find_followed(&daemon).await?;
+        marking::find_followed(&daemon).await?;
     }
     sessions::take_up(&daemon)
         .await
@@ -333,7 +332,7 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
             let marked = state.conns.iter().filter(|(_, conn)| conn.is_marked());
             let pairs = marked.map(|(pair, _)| *pair);
             pairs
-                .filter(|pair| backstop::may_live(daemon, pair))
+                .filter(|pair| marking::may_live(daemon, pair))
                 .collect()
         };
         let conns = &mut daemon.state.borrow_mut().conns;

@@ -1,5 +1,12 @@
-//! From the configuration file to a node, its sockets and what steering starts with.
+//! Start of the daemon, from the configuration file to a node and what steering starts with; and `dibsd --guard`: what has to
+//! be on a bump is blocked before there is a network and before the daemon runs. The daemon then finds everything as it would
+//! have made it, and adds its TUNs.
+//!
+//! Rules that cannot be resolved are blocked more coarsely: all TCP of a rule's ports and addresses where its user is not
+//! known or iptables does not take it, and what was carried out last where the file cannot be read.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -8,13 +15,20 @@ use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
+use dibs_policy::{
+    Backstop, Binding, ClassRule, Desired, Fail, Family, Known, Probed, Standing, Steering,
+    Strength,
+};
 use dibs_settings::{BumpId, Scheduler};
 
 use crate::data::bumps;
 use crate::data::thread::MAX_PATHS;
-use crate::host::endpoints;
-use crate::host::interfaces::Inventory;
+use crate::host::interfaces::{Interfaces, Inventory};
+use crate::host::{endpoints, process};
+use crate::rulebook::kept::Kept;
 use crate::rulebook::rules;
+use crate::rulebook::state_file::{Saved, StateFile};
+use crate::switch::initial_state;
 
 /// Reads the file, and refuses what this version does not carry.
 pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {
@@ -103,4 +117,280 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         scheduler: Scheduler::default(),
         hint: None,
     })
+}
+
+/// Puts into the kernel what blocks, and ends.
+///
+/// # Errors
+/// It could not; the message is one clear sentence.
+pub fn run_guard(file: &Path) -> anyhow::Result<()> {
+    process::ensure_descriptors()?;
+    process::restrict([])?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(guard(file))
+}
+
+async fn guard(file: &Path) -> anyhow::Result<()> {
+    let Wanted {
+        mut wish,
+        known,
+        alone: _alone,
+    } = match load(file) {
+        Ok(config) => of_file(&config, &interfaces().await)?,
+        Err(error) => of_last_run(file, error)?,
+    };
+    if wish.fail == Fail::Open {
+        tracing::info!("nothing is to be blocked: fail is \"open\"");
+        return Ok(());
+    }
+    if wish.bumps.is_empty() {
+        tracing::info!("nothing is to be blocked: no rule and no choice puts anything on a bump");
+        return Ok(());
+    }
+    let mut steering = Steering::system(None)?;
+    settle(&mut steering, &mut wish).await;
+    let steered = steering.set(&wish).await.context("cannot steer");
+    let mut backstop = Backstop::open()?;
+    let backed = backstop.set(&wish, &known).await;
+    match (&backed, backstop.standing()) {
+        (Ok(_), Standing::Stands(Strength::Lasting)) => {}
+        (Ok(_), _) => tracing::info!("the table of nftables goes with this process"),
+        (Err(error), _) => {
+            tracing::error!("{error}: what flushes the firewall lets plain packets go");
+        }
+    }
+    match (steered, backstop.standing()) {
+        (Ok(_), _) => {
+            steering.clear_others().await?;
+        }
+        (Err(error), Standing::Stands(Strength::Lasting)) => {
+            tracing::error!(
+                "{error:#}: the table of nftables alone blocks, and no rule with a match"
+            );
+        }
+        (Err(error), _) => return Err(error),
+    }
+    tracing::info!("blocked until the daemon runs");
+    Ok(())
+}
+
+/// Interfaces as they are now. If the kernel does not list them, rules name them as the file does.
+async fn interfaces() -> Inventory {
+    let listed = async { Interfaces::open()?.list().await };
+    listed.await.unwrap_or_else(|error| {
+        tracing::error!("{error:#}: other names of interfaces are not known");
+        Inventory::default()
+    })
+}
+
+/// Wishes to carry out.
+struct Wanted {
+    wish: Desired,
+    known: Known,
+    /// A daemon that runs guards already, and says so.
+    alone: StateFile,
+}
+
+/// Wishes of the file's rules, and of the choices and rules of users that are saved.
+fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
+    let alone = StateFile::open(&config.daemon.control_socket)?;
+    let saved = alone.load().unwrap_or_else(|error| {
+        tracing::error!("{error:#}: rules and choices of users are not blocked");
+        Saved::default()
+    });
+    // Addresses go on TUNs, which come with the daemon.
+    let mut state = initial_state(config, &saved)?;
+    state.rules.block();
+    for rule in state.rules.all() {
+        if let Some(unresolved) = &rule.unresolved {
+            tracing::error!(
+                "rule {} {}: {}",
+                rule.id,
+                done_instead(unresolved.waits),
+                unresolved.why
+            );
+        }
+    }
+    Ok(Wanted {
+        wish: state.wish(config, inventory, &[], None),
+        known: state.known(),
+        alone,
+    })
+}
+
+/// Wishes that were carried out last, as the file cannot be read.
+fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Wanted> {
+    let directory = dibs_config::state_dir(file);
+    let kept = Kept::read(&directory)?;
+    let Some(Kept {
+        control_socket,
+        wish,
+        ..
+    }) = kept
+    else {
+        let none = format!(
+            "nothing is blocked, as no rule was carried out before of which {} knows",
+            directory.display()
+        );
+        return Err(anyhow::Error::from(error).context(none));
+    };
+    tracing::error!(
+        "{error}: what the file's rules put on a bump when dibsd last took them is blocked"
+    );
+    Ok(Wanted {
+        wish,
+        known: Known::default(),
+        alone: StateFile::open(&control_socket)?,
+    })
+}
+
+fn done_instead(is_left_out: bool) -> &'static str {
+    match is_left_out {
+        true => "is left out",
+        false => "is held by blocking all TCP of its ports and addresses",
+    }
+}
+
+/// Tries each rule out that names more than ports and addresses, and puts what blocks more in the place of those that
+/// iptables does not take.
+async fn settle(steering: &mut Steering, wish: &mut Desired) {
+    let used = |family: &Family| !wish.peers(*family).is_empty();
+    let families: Vec<Family> = Family::BOTH.into_iter().filter(used).collect();
+    let mut answers: BTreeMap<u32, Result<Probed, String>> = BTreeMap::new();
+    let mut rules = Vec::new();
+    for rule in std::mem::take(&mut wish.rules) {
+        if rule == rule.coarse() {
+            rules.push(rule);
+            continue;
+        }
+        // All classes of a rule match the same, but for ports and addresses.
+        let answer = match answers.entry(rule.id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let class = ClassRule {
+                    source: None,
+                    destination: None,
+                    ..rule.clone()
+                };
+                let answer = steering.probe(&class, &families).await;
+                let answer = answer.map_err(|error| error.to_string());
+                tell(&rule, &answer);
+                place.insert(answer)
+            }
+        };
+        rules.extend(held(&rule, answer));
+    }
+    wish.rules = rules;
+}
+
+/// Rules that hold one of which iptables said this: the rule, where it is taken; where it is not, all TCP of its ports and
+/// addresses, if anything is blocked by it without a session. Where the daemon would make do with one IP version, so does
+/// this.
+fn held(rule: &ClassRule, answer: &Result<Probed, String>) -> Vec<ClassRule> {
+    let within = |family, rule: ClassRule| ClassRule {
+        family: Some(family),
+        ..rule
+    };
+    let held = match answer {
+        Ok(Probed { refusal: None, .. }) => vec![rule.clone()],
+        Ok(Probed {
+            families,
+            refusal: Some((other, _)),
+        }) => {
+            let taken = families.iter().map(|family| within(*family, rule.clone()));
+            let blocked = within(*other, rule.coarse());
+            let is_required = rule.binding == Binding::Required;
+            taken.chain(is_required.then_some(blocked)).collect()
+        }
+        Err(_) if rule.binding == Binding::Preferred => Vec::new(),
+        Err(_) => vec![rule.coarse()],
+    };
+    let concerned = |class: &ClassRule| Family::BOTH.iter().any(|of| class.concerns(*of));
+    held.into_iter().filter(concerned).collect()
+}
+
+/// Tells what becomes of a rule of which iptables said this.
+fn tell(rule: &ClassRule, answer: &Result<Probed, String>) {
+    let id = rule.id;
+    match answer {
+        Ok(Probed { refusal: None, .. }) => {}
+        Ok(Probed {
+            refusal: Some((family, why)),
+            ..
+        }) => {
+            let version = crate::rulebook::rules::name(*family);
+            let instead = done_instead(rule.binding != Binding::Required);
+            tracing::error!("rule {id} {instead} over {version}: iptables refuses it: {why}");
+        }
+        Err(why) => {
+            let instead = done_instead(rule.binding == Binding::Preferred);
+            tracing::error!("rule {id} {instead}: {why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dibs_settings::{BumpId, Term};
+
+    use super::*;
+
+    /// Rule with all that iptables can refuse.
+    fn rule(binding: Binding) -> ClassRule {
+        ClassRule {
+            dport: Some(80.into()),
+            uid: Some(7),
+            terms: vec![Term::Dscp(8), Term::parse("match", "-m tos").unwrap()],
+            binding,
+            ..ClassRule::tcp(3, BumpId::new(3).unwrap())
+        }
+    }
+
+    #[test]
+    fn refused_rules_are_held_by_their_ports_and_addresses() {
+        let refused = Err("no".to_owned());
+        for binding in [Binding::Required, Binding::Loose] {
+            let held = held(&rule(binding), &refused);
+            let wide = ClassRule {
+                dport: Some(80.into()),
+                binding,
+                ..ClassRule::tcp(3, rule(binding).bump)
+            };
+            assert_eq!(held, [wide]);
+        }
+        // Without a session it would be plain.
+        assert!(held(&rule(Binding::Preferred), &refused).is_empty());
+    }
+
+    #[test]
+    fn rules_that_one_ip_version_takes_are_kept_there() {
+        let half = Ok(Probed {
+            families: vec![Family::V4],
+            refusal: Some((Family::V6, "no".to_owned())),
+        });
+        let required = held(&rule(Binding::Required), &half);
+        let said: Vec<_> = { required.iter() }
+            .map(|class| (class.family, class.uid, class.dport))
+            .collect();
+        let port = Some(80.into());
+        let expected = [
+            (Some(Family::V4), Some(7), port),
+            (Some(Family::V6), None, port),
+        ];
+        assert_eq!(said, expected);
+        assert_eq!(held(&rule(Binding::Loose), &half).len(), 1);
+        let of_v4 = ClassRule {
+            destination: Some("10.0.1.2/32".parse().unwrap()),
+            ..rule(Binding::Required)
+        };
+        assert_eq!(held(&of_v4, &half).len(), 1);
+        let whole = Ok(Probed {
+            families: Family::BOTH.to_vec(),
+            refusal: None,
+        });
+        assert_eq!(held(&of_v4, &whole), [of_v4]);
+    }
 }

@@ -17,7 +17,7 @@ use crate::host::interfaces::Inventory;
 use crate::host::process::or_warn;
 use crate::kernel::connections;
 use crate::rulebook::kept::Kept;
-use crate::switch::{Daemon, Task, backstop, marking};
+use crate::switch::{Daemon, Task, marking};
 
 /// What [`steer`] did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +89,7 @@ async fn steer_once(daemon: &Daemon) -> anyhow::Result<Steered> {
     };
     or_warn(daemon.kernel.backstop().await.narrow(&wish).await);
     let report = steerer.set(&wish).await?;
-    let undone = u64::from(backstop::set(daemon, &wish).await);
+    let undone = u64::from(marking::set(daemon, &wish).await);
     {
         let mut state = daemon.state.borrow_mut();
         for bump in &wish.bumps {

@@ -17,13 +17,12 @@ use tokio::time::sleep;
 
 use crate::control::{Audience, Progress};
 use crate::data::bumps::marks;
-use crate::host::clock::now;
 use crate::host::live::Live;
-use crate::host::process::or_warn;
+use crate::host::process::{now, or_warn};
 use crate::kernel::connections;
 use crate::switch::marking::{MarkError, all_of};
 use crate::switch::switching::Moved;
-use crate::switch::{Daemon, backstop, locking, marking, steering, switching};
+use crate::switch::{Daemon, locking, marking, steering, switching};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -56,8 +55,8 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
                 }
             }
             conntrack::Event::New(entry) => {
-                backstop::note_followed(daemon, &entry).await;
-                let chosen = marking::seen(daemon, &entry).chosen;
+                marking::note_followed(daemon, &entry).await;
+                let chosen = daemon.seen(&entry).chosen;
                 let settled = |pair: &&FlowKey| {
                     let choice = daemon.state.borrow().conns.get(pair).choice.get();
                     choice.is_some_and(|choice| !choice.pending)
@@ -71,7 +70,7 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
                 conns.update_each(&entry.ends(), |conn| conn.ended = false);
             }
             conntrack::Event::Update(entry) => {
-                backstop::note_followed(daemon, &entry).await;
+                marking::note_followed(daemon, &entry).await;
                 note_update(daemon, &entry).await?;
             }
             conntrack::Event::Lost => catch_up(daemon).await?,
@@ -100,14 +99,14 @@ async fn lose(daemon: &Daemon, entry: &Connection) -> bool {
         }
     }
     if !goes_on {
-        backstop::note_locks(daemon).await;
+        marking::note_locks(daemon).await;
     }
     goes_on
 }
 
 /// Brings marks and our records together where events were missed.
 async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
-    backstop::find_followed(daemon).await?;
+    marking::find_followed(daemon).await?;
     let mut conntrack = daemon.kernel.conntrack()?;
     let chosen = marks(&daemon.config).override_bit();
     for entry in conntrack.marked(chosen, chosen, Some).await? {
@@ -123,7 +122,7 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     };
     for pair in followed {
         if conntrack.get(&pair).await?.is_none() {
-            restore(daemon, pair, backstop::may_live(daemon, &pair)).await?;
+            restore(daemon, pair, marking::may_live(daemon, &pair)).await?;
         }
     }
     Ok(())
@@ -147,7 +146,7 @@ async fn restore(daemon: &Daemon, pair: FlowKey, passes: bool) -> anyhow::Result
         Some(bump) if lives => {
             all_of(daemon.mark(|| vec![Mark::moved(pair, Some(bump))]).await)?;
         }
-        Some(_) => backstop::forget_followed(daemon, &pair).await,
+        Some(_) => marking::forget_followed(daemon, &pair).await,
         None => {}
     }
     Ok(())
@@ -155,7 +154,7 @@ async fn restore(daemon: &Daemon, pair: FlowKey, passes: bool) -> anyhow::Result
 
 /// An entry that was made anew has no LOCKED.
 async fn relock(daemon: &Daemon, found: &Connection) -> anyhow::Result<()> {
-    let entry = locking::entry(daemon, found);
+    let entry = daemon.entry(found);
     for pair in found.ends() {
         let lock = daemon.state.borrow().conns.get(&pair).lock;
         let mend = lock.mend(entry, Some(false));
@@ -169,7 +168,7 @@ async fn relock(daemon: &Daemon, found: &Connection) -> anyhow::Result<()> {
 /// A mark that says otherwise than our record was set by another program.
 async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<()> {
     let knows = |entry: &Connection| {
-        let mark = marking::seen(daemon, entry);
+        let mark = daemon.seen(entry);
         daemon
             .state
             .borrow()
@@ -189,7 +188,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
             None => return Ok(()),
         }
     };
-    let mark = marking::seen(daemon, &entry);
+    let mark = daemon.seen(&entry);
     let ends: Vec<FlowKey> = connections::ends_to_peers(&daemon.host, &entry).collect();
     let lives = connections::sockets_of(&daemon.kernel, &ends).await?;
     let Some(live) = lives.into_values().next() else {
