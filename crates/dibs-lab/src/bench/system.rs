@@ -16,16 +16,15 @@ use crate::site::{Site, addresses};
 
 /// Where the servers listen.
 pub(super) const PORT: u16 = 7000;
-/// Where those listen that answer small messages beside a stream.
-pub(super) const MESSAGES: u16 = 7001;
 /// Puts connections to [`PORT`] on the scrambler from their start.
 const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000\n";
 
 /// The same for other bumps.
-const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = \"7000-7001\"\n";
+const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = 7000\n";
 const SHARE_RULE: &str = "[[rule]]\nbump = \"share\"\nprotocol = \"tcp\"\ndport = 7000\n";
-/// The same for connections that there are not.
-const OTHER_RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7999\n";
+
+/// Links between the hosts of each pair.
+const LINKS: usize = 2;
 
 /// A way to carry a stream from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,18 +41,12 @@ pub(super) enum System {
     OpenVpn,
     /// dibs over both.
     Scramble,
-    /// The same without integrity.
-    Bare,
     /// dibs over both, encrypting.
     Seal,
-    /// The same, each datagram by both.
-    Redundant,
-    /// dibs over all, sharing secrets.
+    /// The same, sharing secrets.
     Share,
     /// dibs over both, but nothing on the scrambler until it is asked for.
     Idle,
-    /// The same with a rule that matches nothing.
-    Rules,
 }
 
 impl System {
@@ -65,12 +58,9 @@ impl System {
             Self::Boringtun => "boringtun",
             Self::OpenVpn => "OpenVPN",
             Self::Scramble => "scramble",
-            Self::Bare => "scramble, integrity off",
             Self::Seal => "seal",
-            Self::Redundant => "seal, redundant",
             Self::Share => "share",
             Self::Idle => "plain, dibsd running",
-            Self::Rules => "plain, a rule for another port",
         }
     }
 }
@@ -79,7 +69,6 @@ impl System {
 pub(super) struct Place<'a> {
     stage: &'a Stage<'a>,
     lab: Lab,
-    links: usize,
     pairs: usize,
 }
 
@@ -106,18 +95,10 @@ pub(super) struct Counts {
 }
 
 impl<'a> Place<'a> {
-    /// With two links between the hosts of each pair.
     pub(super) fn new(stage: &'a Stage<'a>) -> Result<Self> {
-        Self::with_links(stage, 2)
-    }
-
-    /// With so many links between the hosts of each pair.
-    pub(super) fn with_links(stage: &'a Stage<'a>, links: usize) -> Result<Self> {
-        let lab = Lab::new()?;
         Ok(Self {
             stage,
-            lab,
-            links,
+            lab: Lab::new()?,
             pairs: 0,
         })
     }
@@ -153,7 +134,7 @@ impl<'a> Place<'a> {
     ) -> Result<Contestant> {
         self.pairs += 1;
         let names = ["a", "b"].map(|name| format!("{name}{}", self.pairs));
-        let site = Site::new(&mut self.lab, [&names[0], &names[1]], self.links, links)?;
+        let site = Site::new(&mut self.lab, [&names[0], &names[1]], LINKS, links)?;
         let [near, far] = addresses(0);
         let hosts = [&site.a, &site.b];
         let ends = [(&site.a, near), (&site.b, far)];
@@ -163,7 +144,7 @@ impl<'a> Place<'a> {
             let both = Settings { daemon, tables: "" };
             let settings = [Settings { daemon, tables }, both];
             let programs = self.stage.programs;
-            daemons = Some(programs.join(hosts, &Site::paths(self.links), settings)?);
+            daemons = Some(programs.join(hosts, &Site::paths(LINKS), settings)?);
             Ok(())
         };
         match system {
@@ -189,21 +170,15 @@ impl<'a> Place<'a> {
                 let line = scheduler.map(|name| format!("scheduler = \"{name}\""));
                 join(&line.unwrap_or_default(), SEAL_RULE)?;
             }
-            System::Redundant => join("scheduler = \"redundant\"", SEAL_RULE)?,
             System::Share => join("", SHARE_RULE)?,
-            System::Bare => join("integrity = \"off\"", RULE)?,
             System::Idle => join("", "")?,
-            System::Rules => join("", OTHER_RULE)?,
         }
         Ok(Contestant {
             label: label.to_owned(),
             to: SocketAddr::new(tunnel.as_ref().map_or(far, |tunnel| tunnel.b), PORT),
             transport,
             daemons,
-            on_bump: matches!(
-                system,
-                System::Scramble | System::Bare | System::Seal | System::Redundant | System::Share
-            ),
+            on_bump: matches!(system, System::Scramble | System::Seal | System::Share),
             tunnel,
             site,
         })

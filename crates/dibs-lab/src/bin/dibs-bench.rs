@@ -76,13 +76,8 @@ fn main() -> Result<()> {
 }
 
 /// What wireguard-go is compared in.
-const WITH_WIREGUARD_GO: [Experiment; 5] = [
-    Experiment::Unlimited,
-    Experiment::Latency,
-    Experiment::Peers,
-    Experiment::Requests,
-    Experiment::Many,
-];
+const WITH_WIREGUARD_GO: [Experiment; 3] =
+    [Experiment::Peers, Experiment::Requests, Experiment::Many];
 
 /// A peer's program, built beside this one; only where it is compared with.
 fn built(
