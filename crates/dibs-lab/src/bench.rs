@@ -1,4 +1,4 @@
-//! The benchmark: dibs beside plain TCP, kernel MPTCP and wireguard-go, on the same kernel in the
+//! The benchmark: dibs beside plain TCP, kernel MPTCP and VPNs in user space, on the same kernel in the
 //! same minutes.
 //!
 //! Each system has hosts and links of its own, so that the idle ones do not weigh on the one that
@@ -6,7 +6,6 @@
 //! same conditions, and medians are over the rounds.
 
 mod compare;
-mod many;
 mod paths;
 mod peers;
 mod report;
@@ -15,7 +14,6 @@ mod switch;
 mod switches;
 mod system;
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
@@ -48,8 +46,6 @@ pub enum Experiment {
     Peers,
     /// nginx asked by wrk, 64 connections, kept and a new one each, over links of 1 Gbit/s.
     Requests,
-    /// 10,000 open connections, each of which says something once a second.
-    Many,
 }
 
 /// How to measure.
@@ -61,16 +57,12 @@ pub struct Options {
     pub duration: Duration,
     /// What, in this order.
     pub experiments: Vec<Experiment>,
-    /// TCP's congestion controls, in turn; what is about many connections is measured with the first.
+    /// TCP's congestion controls, in turn; requests are measured with the first.
     pub congestion: Vec<String>,
     /// Of the pairs of links, those whose names contain this; all if there is nothing.
     pub links: Option<String>,
     /// The scheduler of `seal`; the usual one if there is nothing.
     pub scheduler: Option<String>,
-    /// The program, or why there is none.
-    pub wireguard_go: Result<PathBuf, String>,
-    /// The same.
-    pub boringtun: Result<PathBuf, String>,
     /// Whose programs take turns with this tree's, if any.
     pub compare: Option<Other>,
 }
@@ -156,7 +148,6 @@ fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
         Experiment::SwitchRandom => switches::run(stage),
         Experiment::Peers => return peers::run(stage),
         Experiment::Requests => requests::run(stage),
-        Experiment::Many => many::run(stage),
     };
     Ok(vec![table?])
 }
@@ -202,15 +193,14 @@ impl Stage<'_> {
     fn available(&self, systems: &[System], notes: &mut Vec<String>) -> Vec<System> {
         let mut available = Vec::new();
         for system in systems {
-            let missing = match system {
-                System::WireguardGo => self.options.wireguard_go.as_ref().err().cloned(),
-                System::Boringtun => self.options.boringtun.as_ref().err().cloned(),
-                System::OpenVpn => openvpn_is_missing(),
-                _ => None,
-            };
-            match missing {
-                Some(why) => notes.push(format!("no {}: {why}", system.label())),
-                None => available.push(*system),
+            match system {
+                System::WireguardGo if is_missing("wireguard-go") => {
+                    notes.push("no wireguard-go: install its Debian package".to_owned());
+                }
+                System::OpenVpn if is_missing("openvpn") => {
+                    notes.push("no OpenVPN: install its Debian package".to_owned());
+                }
+                _ => available.push(*system),
             }
         }
         available
@@ -239,17 +229,19 @@ impl Stage<'_> {
     }
 }
 
-fn openvpn_is_missing() -> Option<String> {
-    let places = ["/usr/sbin/openvpn", "/usr/local/sbin/openvpn"].map(std::path::Path::new);
-    let found = places.iter().any(|place| place.exists());
-    (!found).then(|| "install the Debian package openvpn".to_owned())
+fn is_missing(program: &str) -> bool {
+    let places = ["/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin"];
+    let mut places = places.iter().map(std::path::Path::new);
+    !places.any(|place| place.join(program).exists())
 }
 
 /// Which experiment runs with which congestion control.
 fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
     options.experiments.iter().flat_map(|experiment| {
-        let often = !matches!(experiment, Experiment::Requests | Experiment::Many);
-        let most = if often { options.congestion.len() } else { 1 };
+        let most = match experiment {
+            Experiment::Requests => 1,
+            _ => options.congestion.len(),
+        };
         let controls = options.congestion.iter().take(most);
         controls.map(move |control| (experiment, control.as_str()))
     })

@@ -77,18 +77,3 @@ fn openvpn_carries_data() {
         Ok(())
     });
 }
-
-/// Needs a Go toolchain and its module proxy: for the benchmark, not for every run of the tests.
-#[test]
-#[ignore = "needs a Go toolchain and network access"]
-fn wireguard_go_carries_data() {
-    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let program = baseline::build_wireguard_go(cache).unwrap();
-    isolated(|| {
-        let (_lab, a, b) = two_links()?;
-        let near = (&a, "10.0.1.1".parse()?);
-        let tunnel = baseline::wireguard_go(&program, near, (&b, FIRST.parse()?))?;
-        carries(&a, &b, tunnel.b, Transport::Tcp)?;
-        Ok(())
-    });
-}

@@ -47,9 +47,8 @@ enum Command {
     Demo,
     /// Compare dibs with plain TCP, kernel MPTCP and VPNs in user space; has options of its own.
     ///
-    /// Installs missing system packages as root on Debian, and names them elsewhere. wireguard-go
-    /// is built where there is a Go toolchain, boringtun from the crates' registry; what cannot be had is left out, and
-    /// named. With `--compare REV`, that revision's programs are built from a checkout of its own, and take turns with
+    /// Installs missing system packages as root on Debian, and names them elsewhere. What
+    /// is not there is left out, and named. With `--compare REV`, that revision's programs are built from a checkout of its own, and take turns with
     /// this tree's.
     #[command(disable_help_flag = true)]
     Bench {

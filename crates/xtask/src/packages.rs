@@ -32,8 +32,12 @@ pub(crate) const TESTS: [Need; 10] = [
 ];
 /// What the experiments need beside that of the lab.
 pub(crate) const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
-/// What the benchmark needs beside that: a server, and who asks it.
-pub(crate) const BENCH: [Need; 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
+/// What the benchmark needs beside that: a VPN, a server, and who asks it.
+pub(crate) const BENCH: [Need; 3] = [
+    ("nginx", "nginx-light"),
+    ("wireguard-go", "wireguard-go"),
+    ("wrk", "wrk"),
+];
 /// Programs that an experiment has under load; it leaves out what is not there.
 const PROGRAMS: [Need; 6] = [
     ("pgbench", "postgresql"),

@@ -1,9 +1,8 @@
 //! The systems that are compared, each on hosts of its own.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::Stage;
 use crate::baseline::{self, Tunnel};
@@ -11,7 +10,6 @@ use crate::dibs::{Dibsd, Settings};
 use crate::lab::Lab;
 use crate::link::LinkSpec;
 use crate::load::Transport;
-use crate::processor::{resident, used_by};
 use crate::site::{Site, addresses};
 
 /// Where the servers listen.
@@ -36,8 +34,6 @@ pub(super) enum System {
     /// A tunnel over the trusted link.
     WireguardGo,
     /// Another one.
-    Boringtun,
-    /// Another one.
     OpenVpn,
     /// dibs over both.
     Scramble,
@@ -55,7 +51,6 @@ impl System {
             Self::Plain => "plain TCP",
             Self::Mptcp => "kernel MPTCP",
             Self::WireguardGo => "wireguard-go",
-            Self::Boringtun => "boringtun",
             Self::OpenVpn => "OpenVPN",
             Self::Scramble => "scramble",
             Self::Seal => "seal",
@@ -80,7 +75,7 @@ pub(super) struct Contestant {
     pub(super) transport: Transport,
     pub(super) daemons: Option<[Dibsd; 2]>,
     on_bump: bool,
-    tunnel: Option<Tunnel>,
+    _tunnel: Option<Tunnel>,
 }
 
 /// What the counters say, to be compared before and after.
@@ -153,16 +148,7 @@ impl<'a> Place<'a> {
                 transport = Transport::Mptcp;
                 baseline::mptcp(&site.a, &site.b, &[addresses(1)[1]])?;
             }
-            System::WireguardGo => {
-                let program = self.stage.options.wireguard_go.as_ref();
-                let program = program.map_err(|reason| anyhow!("{reason}"))?;
-                tunnel = Some(baseline::wireguard_go(program, ends[0], ends[1])?);
-            }
-            System::Boringtun => {
-                let program = self.stage.options.boringtun.as_ref();
-                let program = program.map_err(|reason| anyhow!("{reason}"))?;
-                tunnel = Some(baseline::boringtun(program, ends[0], ends[1])?);
-            }
+            System::WireguardGo => tunnel = Some(baseline::wireguard_go(ends[0], ends[1])?),
             System::OpenVpn => tunnel = Some(baseline::openvpn_as_it_comes(ends[0], ends[1])?),
             System::Scramble => join("", RULE)?,
             System::Seal => {
@@ -179,7 +165,7 @@ impl<'a> Place<'a> {
             transport,
             daemons,
             on_bump: matches!(system, System::Scramble | System::Seal | System::Share),
-            tunnel,
+            _tunnel: tunnel,
             site,
         })
     }
@@ -190,28 +176,6 @@ impl Contestant {
     pub(super) fn daemons(&self) -> &[Dibsd; 2] {
         let daemons = self.daemons.as_ref();
         daemons.expect("this contestant has daemons")
-    }
-
-    /// The two programs that carry its connections, if that is not the kernel's work.
-    fn programs(&self) -> Vec<u32> {
-        let daemons = self.daemons.iter().flatten().filter_map(Dibsd::pid);
-        let tunnel = self.tunnel.iter().flat_map(Tunnel::programs);
-        daemons.chain(tunnel).collect()
-    }
-
-    /// Resident bytes of that one of the two that has more; 0 where there is none.
-    pub(super) fn resident(&self) -> Result<u64> {
-        let sizes = self.programs().into_iter().map(resident);
-        Ok(sizes
-            .collect::<Result<Vec<_>>>()?
-            .into_iter()
-            .max()
-            .unwrap_or(0))
-    }
-
-    /// What both have used of processors since they started.
-    pub(super) fn used(&self) -> Result<Duration> {
-        self.programs().into_iter().map(used_by).sum()
     }
 
     pub(super) fn counts(&self) -> Result<Counts> {
