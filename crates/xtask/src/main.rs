@@ -113,7 +113,7 @@ enum Command {
     ///
     /// Installs Verifpal into target/tools, and by rustup a nightly compiler to build it. Takes ten minutes.
     Model,
-    /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
+    /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or database.
     ///
     /// The same as `reproduce NAME`.
     #[command(disable_help_flag = true)]
@@ -202,14 +202,14 @@ fn man(directory: &Path) -> Result<()> {
 fn reproduce(options: &[OsString]) -> Result<()> {
     packages::ensure(&[&packages::LAB, &packages::EXPERIMENT])?;
     let named = |name: &str| options.iter().any(|option| option == name);
-    if named("programs") || !PARTS.iter().any(|name| named(name)) {
-        packages::offer_programs()?;
+    if named("database") || !PARTS.iter().any(|name| named(name)) {
+        packages::offer_database()?;
     }
     build_release()?;
     run::run(process::Command::new(release("dibs-reproduce")?).args(options))
 }
 
-/// The experiments that need no programs of others to be under load.
+/// The experiments that need no database.
 const PARTS: [&str; 7] = ["codec", "captures", "files", "read", "dibs", "hint", "sum"];
 
 /// The programs as they are installed.
