@@ -36,10 +36,6 @@ pub enum Experiment {
     Paths,
     /// Switching live at 1 Gbit/s.
     Switch,
-    /// The same over paths of 10 and of 50 ms.
-    SwitchFar,
-    /// The same over links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms.
-    SwitchUnlike,
     /// A stream that either host moves from bump to bump at random, over links of 500 Mbit/s.
     SwitchRandom,
     /// Streams and small messages beside all peers that can be had.
@@ -139,12 +135,7 @@ fn beside(
 fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
     let table = match experiment {
         Experiment::Paths => paths::run(stage),
-        Experiment::Switch => switch::near(stage),
-        Experiment::SwitchFar => {
-            let tables = [10, 50].map(|ms| switch::far(stage, Duration::from_millis(ms)));
-            return tables.into_iter().collect();
-        }
-        Experiment::SwitchUnlike => switch::unlike(stage),
+        Experiment::Switch => switch::run(stage),
         Experiment::SwitchRandom => switches::run(stage),
         Experiment::Peers => return peers::run(stage),
         Experiment::Requests => requests::run(stage),
