@@ -33,10 +33,10 @@ enum Command {
     /// One that fails keeps no other from running; the last lines name those that failed. Installs missing
     /// system packages as root on Debian, and names them elsewhere.
     Test,
-    /// Run random histories of two hosts in the simulator, or bulk transfers; has options of its own.
+    /// Run random histories of two hosts in the simulator; has options of its own.
     #[command(disable_help_flag = true)]
     Sim {
-        /// Options of the simulator: --bulk, --seeds N, --seed S, --jobs J
+        /// Options of the simulator: --rules, --seeds N, --seed S, --jobs J
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
