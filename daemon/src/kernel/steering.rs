@@ -8,8 +8,7 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
 use dibs_policy::{
-    BumpRoute, ClassRule, Counting, Desired, DeviceOwner, Fail, MarkLayout, Report, Steering,
-    System,
+    BumpRoute, ClassRule, Counting, Desired, DeviceOwner, MarkLayout, Report, Steering, System,
 };
 use dibs_settings::BumpId;
 use nix::errno::Errno;
@@ -70,10 +69,7 @@ pub fn desired(
     Desired {
         marks: marks(config),
         table_base: config.daemon.table_base,
-        fail: match config.daemon.fail {
-            dibs_config::Fail::Closed => Fail::Closed,
-            dibs_config::Fail::Open => Fail::Open,
-        },
+        fail: config.daemon.fail,
         gateway: config.daemon.gateway.clone(),
         bumps: in_use.iter().map(route).collect(),
         rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),

@@ -16,7 +16,7 @@ use crate::host::live::Live;
 use crate::kernel::{backstop, connections, gateway};
 use crate::rulebook::rules::Rule;
 use crate::switch::Daemon;
-use crate::switch::sessions::{UNSECURED, key_origin, outdated, peer_state};
+use crate::switch::sessions::{UNSECURED, outdated, peer_state};
 use crate::switch::silence;
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
@@ -69,10 +69,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime: daemon.started.elapsed().as_secs(),
-        integrity: match daemon.config.daemon.integrity {
-            dibs_config::Integrity::On => dibs_control::Integrity::On,
-            dibs_config::Integrity::Off => dibs_control::Integrity::Off,
-        },
+        integrity: daemon.config.daemon.integrity,
         warnings,
         peers: peers_of(daemon, &snapshot, &on_bumps),
         paths: paths_of(daemon, &snapshot),
@@ -179,7 +176,7 @@ fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -
                     .iter()
                     .filter(|(live, _)| live.peer == index)
                     .count() as u64,
-                keys: seen.keys.map(key_origin),
+                keys: seen.keys,
                 endpoints: endpoints_of(daemon, index),
                 reason: peer_reason(daemon, index, seen),
             }
