@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
-pub use latency::{Latency, LatencyReport};
+pub use latency::Latency;
 pub use nginx::nginx;
 pub use sockets::{Transport, accept, set_congestion};
 pub use throughput::{Throughput, ThroughputReport, Transfer};

@@ -70,9 +70,8 @@ fn openvpn_carries_data() {
         let (_lab, a, b) = two_links()?;
         let tunnel = baseline::openvpn((&a, "10.0.1.1".parse()?), (&b, FIRST.parse()?))?;
         carries(&a, &b, tunnel.b, Transport::Tcp)?;
-        let report = Latency::new(SocketAddr::new(tunnel.b, 700))
-            .duration(SECOND)
-            .run(&a, &b)?;
+        let to = SocketAddr::new(tunnel.b, 700);
+        let report = Latency::measured([&a, &b], to, Transport::Tcp, SECOND)?;
         println!("{}", serde_json::to_string(&report)?);
         Ok(())
     });

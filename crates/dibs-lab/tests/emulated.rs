@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::load::{Latency, Throughput};
+use dibs_lab::load::{Latency, Throughput, Transport};
 use dibs_lab::{Capture, Conditions, End, Lab, Link, LinkSpec, WireStats};
 use dibs_netns::{HANG, Host};
 use dibs_netns::{isolated, wait_for, wait_until};
@@ -184,7 +184,7 @@ fn emulated_links_carry_no_more_than_their_rate() {
 fn the_delay_is_each_ways() {
     isolated(|| {
         let (_lab, a, b, _link) = emulated(Conditions::new().delay(10 * MS))?;
-        let report = Latency::new(address()).duration(100 * MS).run(&a, &b)?;
+        let report = Latency::measured([&a, &b], address(), Transport::Tcp, 100 * MS)?;
         println!("{}", serde_json::to_string(&report)?);
         assert!(report.min_us >= 10_000.0, "{report:?}");
         Ok(())

@@ -9,7 +9,7 @@ use super::report::{Ratio, Table, Turns, figures};
 use super::system::{Contestant, Place, System};
 use super::{GIGABIT, Stage, plain_links};
 use crate::link::LinkSpec;
-use crate::load::{Latency, LatencyReport};
+use crate::load::Latency;
 use crate::processor::Processor;
 
 /// Streams at a time.
@@ -109,12 +109,14 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
 
 fn messages(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
     let title = "Messages of 64 bytes, links without a limit";
-    let said = |trip: &LatencyReport| format!("p50 {:.0} us", 2.0 * trip.p50_us);
+    let said = |trip: &Latency| format!("p50 {:.0} us", 2.0 * trip.p50_us);
     let turn = |contestant: &Contestant| {
-        Latency::new(contestant.to)
-            .transport(contestant.transport)
-            .duration(stage.options.duration.min(MESSAGES))
-            .run(&contestant.site.a, &contestant.site.b)
+        Latency::measured(
+            [&contestant.site.a, &contestant.site.b],
+            contestant.to,
+            contestant.transport,
+            stage.options.duration.min(MESSAGES),
+        )
     };
     let all = stage.rounds(title, contestants, turn, said)?;
     Table::of(
