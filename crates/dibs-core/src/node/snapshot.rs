@@ -72,6 +72,8 @@ pub struct ConnSnapshot {
     pub peer: usize,
     /// Addresses and ports as the local host sends.
     pub tuple: FlowKey,
+    /// The same as the peer calls it, where addresses are translated between the two hosts.
+    pub theirs: FlowKey,
     /// The bump.
     pub bump: BumpId,
     /// First packet.
@@ -144,9 +146,11 @@ impl Node {
         let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
             peer.flows
                 .iter()
-                .map(|(_, conn)| ConnSnapshot {
+                .map(|(_, conn)| (conn, peer.flows.tuple_of(conn)))
+                .map(|(conn, tuple)| ConnSnapshot {
                     peer: index,
-                    tuple: peer.flows.tuple_of(conn),
+                    tuple,
+                    theirs: peer.flows.theirs_of(&tuple).unwrap_or(tuple),
                     bump: conn.bump,
                     since: conn.since,
                     last_seen: conn.last_seen,
