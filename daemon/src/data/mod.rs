@@ -20,6 +20,7 @@ use dibs_core::node::{ConnSnapshot, ControlError, FlowScheduler, PathSnapshot, P
 use dibs_core::preference::Usage;
 use dibs_io::{PathSocket, Tun, Waker};
 use dibs_settings::{BumpId, Hint, Scheduler};
+use dibs_switch::messages::Message;
 use dibs_wire::FlowKey;
 use tokio::sync::oneshot;
 
@@ -65,7 +66,7 @@ pub(super) enum Command {
     SetReachable(Vec<IpAddr>),
     SendControl {
         peer: usize,
-        message: Vec<u8>,
+        message: Message,
         done: oneshot::Sender<Result<(), ControlError>>,
     },
     ControlDone {
@@ -259,11 +260,11 @@ impl Driver {
         self.send(Command::SetReachable(addresses))
     }
 
-    /// Hands a message for the peer's daemon to the node.
+    /// Hands a message for the peer's daemon to the node. Connections in it have the names that this host gives them.
     pub async fn send_control(
         &self,
         peer: usize,
-        message: Vec<u8>,
+        message: Message,
     ) -> Result<Result<(), ControlError>, Gone> {
         self.ask(|done| Command::SendControl {
             peer,

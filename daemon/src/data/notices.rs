@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dibs_core::node::Event;
 use dibs_io::{Tun, Waker};
 use dibs_settings::BumpId;
+use dibs_switch::messages::Message;
 use tokio::sync::mpsc;
 
 /// Notices that wait for the main thread, at most. More wait in the node: see `dibs_core::node::Event`.
@@ -15,8 +16,15 @@ const NOTICES: usize = 256;
 
 /// What the data path tells the main thread.
 pub(crate) enum Notice {
-    /// An event of the node.
+    /// An event of the node, but for messages.
     Node(Event),
+    /// A message of a peer's daemon; none: bytes that are none.
+    Message {
+        /// The peer.
+        peer: usize,
+        /// Connections in it have the names that this host gives them.
+        message: Option<Message>,
+    },
     /// A TUN cannot be read any more.
     TunLost {
         /// Its bump.

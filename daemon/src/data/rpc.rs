@@ -12,7 +12,7 @@ use crate::data::{Driver, Gone};
 pub(crate) type Outcomes = Vec<(Outcome, u64)>;
 
 /// Sends requests, and keeps who waits for their answers. Commands: [`ask`](Self::ask) and
-/// [`answer`](Self::answer); inputs: [`receive`](Self::receive) and [`handle_answer`](Self::handle_answer).
+/// [`answer`](Self::answer); inputs: [`count_malformed`](Self::count_malformed) and [`handle_answer`](Self::handle_answer).
 pub(crate) struct Rpc {
     driver: Driver,
     waiting: RefCell<HashMap<u32, Waiting>>,
@@ -86,18 +86,14 @@ impl Rpc {
     }
 
     async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
-        let sent = self.driver.send_control(peer, message.encode()).await?;
+        let sent = self.driver.send_control(peer, message).await?;
         sent.map_err(Unanswered::from)
     }
 
-    /// The message that a peer's daemon sent; one that is none is counted.
-    pub(crate) fn receive(&self, peer: usize, bytes: &[u8]) -> Option<Message> {
-        let message = Message::decode(bytes);
-        if message.is_err() {
-            self.malformed.update(|count| count + 1);
-            tracing::debug!(peer, "message dropped: malformed");
-        }
-        message.ok()
+    /// A peer's daemon sent bytes that are no message.
+    pub(crate) fn count_malformed(&self, peer: usize) {
+        self.malformed.update(|count| count + 1);
+        tracing::debug!(peer, "message dropped: malformed");
     }
 
     /// Hands an answer to whoever asked.

@@ -57,8 +57,9 @@ impl Desks {
     }
 
     /// Sorts a message of a peer's daemon.
-    pub(crate) fn take(&self, daemon: &Daemon, peer: usize, bytes: &[u8]) {
-        let Some(Message { request, body }) = daemon.rpc.receive(peer, bytes) else {
+    pub(crate) fn take(&self, daemon: &Daemon, peer: usize, message: Option<Message>) {
+        let Some(Message { request, body }) = message else {
+            daemon.rpc.count_malformed(peer);
             return daemon.driver.control_done(peer);
         };
         let body = {

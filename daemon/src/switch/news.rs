@@ -19,7 +19,7 @@ pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {
     let (desks, resyncs) = (Desks::open(&daemon), Resyncs::open(&daemon));
     while let Some(notice) = notices.next().await {
         match notice {
-            Notice::Node(Event::Control { peer, bytes }) => desks.take(&daemon, peer, &bytes),
+            Notice::Message { peer, message } => desks.take(&daemon, peer, message),
             Notice::Node(event) => note(&daemon, &resyncs, event),
             Notice::TunLost { bump, tun, error } => {
                 let name = tun.name().to_owned();

@@ -76,7 +76,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             prefixes: peer.addresses.clone(),
             // Names are looked up later, and keep nobody waiting.
             endpoints: endpoints::addresses(config, index),
-            appears_as: Vec::new(),
+            appears_as: peer.appears_as.clone(),
         });
     }
     let local = |path: &dibs_config::PathConfig| LocalPath {
@@ -86,7 +86,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         up: false,
         usage: Usage::default(),
         addresses: inventory.path_addresses(path),
-        public: Vec::new(),
+        public: path.public.clone(),
     };
     Ok(NodeConfig {
         private: Box::new(StaticSecret::from(*key.as_bytes())),

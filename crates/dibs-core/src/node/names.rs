@@ -14,6 +14,7 @@ use super::flows::FlowTable;
 use super::hosts::{Hosts, is_unicast};
 use super::inner;
 use super::paths::PathSet;
+use super::peer::Peer;
 use super::receive::ReceiveCx;
 use super::shared::Setup;
 use crate::counters::Counter;
@@ -68,6 +69,12 @@ fn by_addresses(setup: &Setup, hosts: &Hosts, paths: &PathSet, theirs: FlowKey) 
         dst: dst.unwrap_or(theirs.dst),
         ..theirs
     }
+}
+
+/// Name here of a connection that the peer calls `theirs`, as far as is known without one of its segments.
+pub(super) fn known(peer: &Peer, setup: &Setup, theirs: FlowKey) -> FlowKey {
+    let known = peer.flows.ours_of(&theirs);
+    known.unwrap_or_else(|| by_addresses(setup, &peer.hosts, &peer.paths, theirs))
 }
 
 /// A segment of the peer that is carried whole, of the connection `ours`.

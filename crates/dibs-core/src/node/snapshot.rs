@@ -7,6 +7,7 @@ use dibs_wire::{FlowKey, SeqNumber};
 
 use super::association::CarriedBump;
 use super::dispatch::{Node, route};
+use super::names;
 use super::silence::SilentPort;
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
@@ -173,6 +174,17 @@ impl Node {
         let conn = peer.flows.find(tuple, bump);
         conn.and_then(|key| peer.flows.get(key))
             .is_some_and(|conn| conn.inc.is_some())
+    }
+
+    /// Name here of a connection that a peer calls `theirs`; both as the local host sends.
+    pub fn ours(&self, peer: usize, theirs: FlowKey) -> FlowKey {
+        names::known(&self.peers[peer], &self.shared.setup, theirs)
+    }
+
+    /// Name at the peer of a connection that is called `ours` here; both as the local host sends.
+    pub fn theirs(&self, peer: usize, ours: FlowKey) -> FlowKey {
+        let theirs = self.peers[peer].flows.theirs_of(&ours);
+        theirs.unwrap_or(ours)
     }
 
     /// All counters.
