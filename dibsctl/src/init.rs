@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dibs_config::setup::{
-    self, Claims, Ground, Introduction, Meeting, Meetings, NewPath, OwnPath, Unmet, Way,
+    self, Addresses, Claims, Ground, Introduction, Meeting, Meetings, NewPath, OwnPath, Unmet, Way,
 };
 use dibs_config::{Config, Endpoint, Error, PeerConfig, PublicKey, Trust};
 
@@ -25,14 +26,18 @@ pub(crate) struct Wishes {
     /// The line that `dibsctl init` printed on the other host
     #[arg(long, value_name = "LINE")]
     peer: Option<Introduction>,
-    /// Interfaces that nobody else listens on, up to the other host; with --peer those that are in
-    /// a network with a trusted one of the other host are known
+    /// Interfaces that nobody else listens on, up to the other host; without, those that are in a
+    /// network with a trusted one of the other host, and none without --peer
     #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
     trusted: Vec<String>,
     /// Interfaces that somebody may listen on, or none; without, all others that are a way out of
     /// this host
     #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
     untrusted: Vec<String>,
+    /// Address by which other hosts reach this one, if it is translated to one of its own on the
+    /// way, as in a cloud or behind a port forwarding; of the interface named, if there are several
+    #[arg(long, value_name = "[INTERFACE=]ADDRESS", value_delimiter = ',')]
+    public: Vec<Public>,
     /// The configuration; private.key is beside it
     #[arg(
         long = "config",
@@ -43,6 +48,28 @@ pub(crate) struct Wishes {
     /// Write a configuration that is there anew; the old one is kept as FILE.old, and the key as it is
     #[arg(long)]
     force: bool,
+}
+
+/// An address that is translated on the way here, and the interface that it leads to.
+#[derive(Clone)]
+struct Public {
+    interface: Option<String>,
+    address: IpAddr,
+}
+
+impl FromStr for Public {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (interface, address) = match text.rsplit_once('=') {
+            Some((interface, address)) => (Some(interface.to_owned()), address),
+            None => (None, text),
+        };
+        let parsed = address.parse().ok();
+        let address = parsed.filter(|address| setup::is_routable(*address));
+        let address = address.ok_or("it is no address by which other hosts reach this one")?;
+        Ok(Self { interface, address })
+    }
 }
 
 /// Where the daemon looks for its key unless the file says otherwise.
@@ -103,8 +130,8 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let file = &wishes.file;
     let shown = file.display();
     ensure!(
-        wishes.trusted.is_empty() && wishes.untrusted.is_empty(),
-        "{shown} is there already, and says which paths are trusted: change it there, or have it written anew \
+        wishes.trusted.is_empty() && wishes.untrusted.is_empty() && wishes.public.is_empty(),
+        "{shown} is there already, and says which paths there are: change it there, or have it written anew \
          with --force, which keeps the old one as {}",
         files::old(file).display()
     );
@@ -122,8 +149,15 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
                 let endpoints = endpoints.map(|(path, to)| (path.clone(), Endpoint::from(*to)));
                 let endpoints: BTreeMap<String, Endpoint> = endpoints.collect();
                 let known: BTreeMap<String, Endpoint> = there.endpoints.iter().cloned().collect();
+                let same = match &met.addresses {
+                    Addresses::Own(own) => {
+                        let own = own.iter().map(|address| ipnet::IpNet::from(*address));
+                        own.eq(there.addresses.iter().copied())
+                    }
+                    Addresses::Lent(_) => !there.appears_as.is_empty(),
+                };
                 ensure!(
-                    there.addresses == met.prefixes() && endpoints == known,
+                    same && endpoints == known,
                     "{shown} has this host already, as peer \"{}\" with other addresses or endpoints: delete \
                      that [[peer]], and repeat this, or change it there",
                     there.name
@@ -221,20 +255,32 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
             interface: interface.name.clone(),
             trust,
             addresses: interface.addresses(),
+            public: Vec::new(),
         });
     }
-    if !paths.iter().any(|path| path.trust == Trust::Trusted) {
+    if paths.is_empty() {
         say(&report::offer(interfaces).to_string());
-        match &wishes.peer {
-            Some(peer) => bail!(
-                "no interface of this host is in a network with a trusted one of {}, so say which you trust, where \
-                 nobody else listens: add --trusted INTERFACE",
-                peer.name
-            ),
-            None => bail!(
-                "say which of these you trust, where nobody else listens: dibsctl init --trusted INTERFACE"
-            ),
-        }
+        bail!(
+            "no interface of this host leads out of it and has an address: name one for a path with --untrusted, or with \
+             --trusted if nobody else listens there"
+        );
+    }
+    for public in &wishes.public {
+        let named = |path: &&mut NewPath| {
+            { public.interface.as_ref() }.is_none_or(|name| path.interface == *name)
+        };
+        let several = public.interface.is_none() && paths.len() > 1;
+        let shown = public.address;
+        ensure!(
+            !several,
+            "{shown} leads to one of several interfaces: say to which, with --public INTERFACE={shown}"
+        );
+        let path = paths.iter_mut().find(named);
+        let path = path.with_context(|| {
+            let name = public.interface.as_deref().unwrap_or_default();
+            format!("{name} makes no path, so {shown} cannot lead to it")
+        })?;
+        path.public.push(shown);
     }
     Ok((paths, by_line))
 }
@@ -246,14 +292,8 @@ fn faces(interface: &Interface, other: IpAddr) -> bool {
 /// A peer as it would be added.
 struct Met {
     peer: Peer,
-    addresses: Vec<IpAddr>,
+    addresses: Addresses,
     section: String,
-}
-
-impl Met {
-    fn prefixes(&self) -> Vec<ipnet::IpNet> {
-        self.addresses.iter().map(|a| (*a).into()).collect()
-    }
 }
 
 /// Finds where the other host is met, and how it is called here.
@@ -290,7 +330,8 @@ fn meet(
     let met = hosts.met();
     let is_own = |address| { interfaces.iter() }.any(|i| i.addresses().contains(&address));
     let claims = setup::claims(&hosts, &met, is_own);
-    if claims.taken.is_empty() {
+    let lends = claims.taken.is_empty() && met.is_empty();
+    if claims.taken.is_empty() && !lends {
         let left = { claims.left.iter() }.map(|left| format!("{}: {}", left.address, left.refusal));
         let left: Vec<_> = left.collect();
         let left = match &left[..] {
@@ -307,16 +348,27 @@ fn meet(
     let name = setup::free_name(&other.name, taken);
     of_no_other_peer(config, other, &claims)
         .with_context(|| format!("cannot add peer \"{name}\""))?;
-    let addresses: Vec<IpAddr> = claims.taken.iter().map(|taken| taken.address).collect();
+    let addresses = match lends {
+        false => Addresses::Own(claims.taken.iter().map(|taken| taken.address).collect()),
+        true => Addresses::Lent(setup::lent(|address| {
+            let mut nets = { interfaces.iter() }
+                .flat_map(|interface| &interface.attachments)
+                .map(|at| at.network)
+                .chain(
+                    config
+                        .peers
+                        .iter()
+                        .flat_map(|peer| peer.addresses.iter().copied()),
+                );
+            nets.any(|net| net.contains(&address))
+        })),
+    };
     let section = setup::peer_section(&name, other, &met, &addresses);
     let endpoints = { met.iter() }.map(|met| (met.path.clone(), met.endpoint));
-    let mut warnings = warnings(&name, &met);
-    let unmet = hosts.unmet(&met);
-    warnings.extend(
-        unmet
-            .iter()
-            .map(|(path, why)| without_endpoint(&name, other, path, why)),
-    );
+    let mut warnings = warnings(config, &name, &met);
+    // It calls, by whatever path.
+    let unmet = { hosts.unmet(&met).into_iter() }.filter(|_| !lends);
+    warnings.extend(unmet.map(|(path, why)| without_endpoint(&name, other, path, &why)));
     if { claims.taken.iter() }.any(|taken| taken.ground == Ground::Word) {
         warnings.push(format!(
             "no path here leads to {name}: its addresses are in the configuration because its line names them, and may be \
@@ -328,6 +380,10 @@ fn meet(
             endpoints: endpoints.collect(),
             public_key: other.public_key,
             claims,
+            lent: match &addresses {
+                Addresses::Own(_) => Vec::new(),
+                Addresses::Lent(lent) => lent.to_vec(),
+            },
             warnings,
             name,
         },
@@ -384,10 +440,11 @@ fn without_endpoint(name: &str, other: &Introduction, path: &OwnPath, why: &Unme
 }
 
 /// What the user should hear of how the hosts meet.
-fn warnings(name: &str, met: &[Meeting<'_>]) -> Vec<String> {
+fn warnings(config: &Config, name: &str, met: &[Meeting<'_>]) -> Vec<String> {
     let both = |met: &&Meeting<'_>| [met.trust, met.way.trust] == [Trust::Trusted; 2];
     let mut warnings = Vec::new();
-    if !met.iter().any(|met| both(&met)) {
+    let trusts = { config.paths.iter() }.any(|path| path.trust == Trust::Trusted);
+    if trusts && !met.iter().any(|met| both(&met)) {
         warnings.push(format!(
             "no path that both hosts trust is known to lead to {name}: until {name} calls by one, or \
              [peer.endpoints] names where it listens there, nothing can take a bump"
@@ -411,10 +468,11 @@ fn introduce(config: &Config, public_key: PublicKey, interfaces: &[Interface]) -
     let way = |path: &dibs_config::PathConfig| Way {
         name: path.name.clone(),
         trust: path.trust,
-        addresses: interfaces::attachments(path, interfaces)
-            .into_iter()
-            .map(|attachment| attachment.address)
-            .collect(),
+        addresses: {
+            let own = interfaces::attachments(path, interfaces).into_iter();
+            let own = own.map(|attachment| attachment.address);
+            path.public.iter().copied().chain(own).collect()
+        },
     };
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = host.trim_end().split('.').next().unwrap_or_default();

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 pub use claims::{Claims, Ground, Left, Refusal, Taken, claims};
 pub use line::{BadLine, Introduction, Way};
 pub use meeting::{Meeting, Meetings, OwnPath, Unmet};
-pub use text::{NewPath, configuration, peer_section};
+pub use text::{Addresses, NewPath, configuration, peer_section};
 
 /// An address of this host's, and the network that is reached without a router by its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,19 @@ pub fn is_routable(address: IpAddr) -> bool {
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
     !link_local && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
+}
+
+/// Addresses that can stand for those of a host that has none of its own, one of each IP version. `is_taken` says which
+/// cannot be had; one is left.
+pub fn lent(is_taken: impl Fn(IpAddr) -> bool) -> [IpAddr; 2] {
+    // 10.77.0.2 and fd77::2.
+    let both = |net: u8, host: u8| -> [IpAddr; 2] {
+        let v6 = [0xfd70 + u16::from(net % 10), 0, 0, 0, 0, 0, 0, host.into()];
+        [IpAddr::from([10, net, 0, host]), IpAddr::from(v6)]
+    };
+    let mut all = (77..=79).flat_map(|net| (2..=254).map(move |host| both(net, host)));
+    let free = all.find(|both| !both.iter().any(|address| is_taken(*address)));
+    free.expect("no host is in all these networks and has hundreds of peers")
 }
 
 /// A name for a path, peer or bump that is like `wanted`, and none of those that are taken.
@@ -68,6 +81,17 @@ pub fn free_name(wanted: &str, taken: impl Fn(&str) -> bool) -> String {
 mod tests {
     use super::*;
     use crate::check;
+
+    #[test]
+    fn addresses_are_lent_that_nobody_has() {
+        let net: IpNet = "10.77.0.0/16".parse().unwrap();
+        let first = lent(|_| false);
+        assert_eq!(first.map(|one| one.to_string()), ["10.77.0.2", "fd77::2"]);
+        let second = lent(|address| first.contains(&address));
+        assert_eq!(second.map(|one| one.to_string()), ["10.77.0.3", "fd77::3"]);
+        let other = lent(|address| net.contains(&address));
+        assert_eq!(other.map(|one| one.to_string()), ["10.78.0.2", "fd78::2"]);
+    }
 
     #[test]
     fn names_are_made_fit_and_unique() {

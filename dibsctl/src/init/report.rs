@@ -47,6 +47,8 @@ pub(crate) struct Peer {
     pub(crate) public_key: PublicKey,
     /// Addresses that its line names.
     pub(crate) claims: Claims,
+    /// Addresses that it appears as, if it has none of its own here.
+    pub(crate) lent: Vec<IpAddr>,
     /// By path.
     pub(crate) endpoints: Vec<(String, SocketAddr)>,
     pub(crate) warnings: Vec<String>,
@@ -84,6 +86,7 @@ impl Report {
                 "public_key": peer.public_key.to_string(),
                 "addresses": taken.collect::<Vec<_>>(),
                 "left_out": left.collect::<Vec<_>>(),
+                "appears_as": peer.lent,
                 "endpoints": endpoints.collect::<Vec<_>>(),
             })
         });
@@ -163,6 +166,9 @@ impl Peer {
                 "  connections to {} can take a bump ({})\n",
                 taken.address, taken.ground
             );
+        }
+        if !self.lent.is_empty() {
+            text += &format!("  its connections come from {} here\n", list(&self.lent));
         }
         for left in &self.claims.left {
             let (address, way, refusal) = (left.address, &left.way, left.refusal);

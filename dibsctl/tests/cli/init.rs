@@ -87,18 +87,75 @@ fn mode(file: &Path) -> u32 {
 }
 
 #[test]
-fn it_lists_what_can_be_trusted_and_writes_nothing_until_that_is_said() {
-    let host = Host::new(1);
-    let asked = init!(host,);
-    assert_eq!((asked.code, asked.out.as_str()), (1, ""), "{}", asked.err);
-    for said in [
-        "eth0       10.0.1.1, fd00:1::1  untrusted path",
-        "wlan0      10.0.2.1             untrusted path",
-        "dibsctl init --trusted INTERFACE",
-    ] {
-        assert!(asked.err.contains(said), "{said}: {}", asked.err);
-    }
-    assert!(!host.file().parent().unwrap().exists());
+fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
+    let (server, laptop) = (Host::new(1), Host::new(2));
+    let several = init!(server, "--public", "203.0.113.7").failed();
+    assert!(
+        several.contains("--public INTERFACE=203.0.113.7"),
+        "{several}"
+    );
+    let none = init!(server, "--public", "ppp0=203.0.113.7").failed();
+    assert!(none.contains("ppp0 makes no path"), "{none}");
+    assert!(!server.file().parent().unwrap().exists());
+    let begun = init!(server, "--public", "wlan0=203.0.113.7", "--json");
+    assert_eq!(begun.err, "");
+    let of_server = line(begun);
+    assert!(
+        of_server.contains("untrusted=wlan0/203.0.113.7/10.0.2.1"),
+        "{of_server}"
+    );
+    let config = server.config();
+    assert!(
+        config
+            .paths
+            .iter()
+            .all(|path| path.trust == Trust::Untrusted)
+    );
+
+    // Behind a router, so no address of the laptop is in a network of the server.
+    let key = PrivateKey::generate().public();
+    let of_laptop = Introduction {
+        name: "laptop".to_owned(),
+        public_key: key,
+        port: 5300,
+        ways: [("wlp2s0", "192.168.1.10"), ("lte0", "100.70.1.2")]
+            .map(|(name, address)| Way {
+                name: name.to_owned(),
+                trust: Trust::Untrusted,
+                addresses: vec![address.parse().unwrap()],
+            })
+            .to_vec(),
+    };
+    let joined = init!(server, "--peer", &of_laptop.to_string());
+    assert_eq!(joined.err, "");
+    assert!(
+        joined
+            .out
+            .contains("its connections come from 10.77.0.2, fd77::2 here"),
+        "{}",
+        joined.out
+    );
+    let peer = server.config().peers.remove(0);
+    assert_eq!((peer.public_key, peer.appears_as.len()), (key, 2));
+    // Another laptop has the same addresses, and appears as another host.
+    let other = Introduction {
+        public_key: PrivateKey::generate().public(),
+        ..of_laptop.clone()
+    };
+    init!(server, "--peer", &other.to_string()).good();
+    let lent: Vec<String> = { server.config().peers.iter() }
+        .flat_map(|peer| peer.appears_as.iter().map(ToString::to_string))
+        .collect();
+    assert_eq!(lent, ["10.77.0.2", "fd77::2", "10.77.0.3", "fd77::3"]);
+    let again = init!(server, "--peer", &of_laptop.to_string()).good();
+    assert!(again.contains("is as it was"), "{again}");
+
+    // In one network with it, as the laptop of this test is.
+    let met = init!(laptop, "--peer", &of_server).good();
+    assert!(
+        met.contains("called at") && met.contains("10.0.2.1:5300 by wlan0"),
+        "{met}"
+    );
 }
 
 #[test]

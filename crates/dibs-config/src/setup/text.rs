@@ -18,6 +18,8 @@ pub struct NewPath {
     pub trust: Trust,
     /// What the interface has now.
     pub addresses: Vec<IpAddr>,
+    /// By which others reach it, where they are translated on the way.
+    pub public: Vec<IpAddr>,
 }
 
 /// A configuration with these paths and without peers; `key_file` is named where it is not the usual one. Whoever
@@ -59,8 +61,24 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
                 path.trust.as_str()
             ),
         );
+        if !path.public.is_empty() {
+            let public = quoted(&path.public);
+            put(
+                &mut text,
+                format_args!("# Translated on the way here.\npublic = [{public}]\n"),
+            );
+        }
     }
     text + "\n# The other hosts. `dibsctl init --peer LINE` adds one, with the line that it printed there.\n"
+}
+
+/// Addresses of a peer in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// Addresses that connections to it have.
+    Own(Vec<IpAddr>),
+    /// Addresses that stand here for its own.
+    Lent([IpAddr; 2]),
 }
 
 /// A peer, to stand at the end of a file: its name here, where it is met, and which connections are to it.
@@ -68,20 +86,30 @@ pub fn peer_section(
     name: &str,
     other: &Introduction,
     met: &[Meeting<'_>],
-    addresses: &[IpAddr],
+    addresses: &Addresses,
 ) -> String {
-    let prefix = |address: &IpAddr| format!("\"{}\"", ipnet::IpNet::from(*address));
-    let addresses: Vec<_> = addresses.iter().map(prefix).collect();
+    let addresses = match addresses {
+        Addresses::Own(addresses) => {
+            let prefixes: Vec<_> = { addresses.iter() }
+                .map(|address| ipnet::IpNet::from(*address))
+                .collect();
+            let prefixes = quoted(&prefixes);
+            format!("# Connections to these can take a bump.\naddresses = [{prefixes}]")
+        }
+        Addresses::Lent(lent) => format!(
+            "# Others may have the same addresses as this host, so its connections come from these.\n\
+             appears_as = [{}]",
+            quoted(lent)
+        ),
+    };
     let mut text = format!(
         "\n[[peer]]\n\
          name = \"{name}\"\n\
          public_key = \"{}\"\n\
-         # Connections to these can take a bump.\n\
-         addresses = [{}]\n\
+         {addresses}\n\
          # What it may open here: ports at the addresses of the paths above; [\"22\", \"5432\"] for fewer.\n\
          #accept = [\"paths\"]\n",
         other.public_key,
-        addresses.join(", ")
     );
     if met.is_empty() {
         return text + "# No path here leads to it as far as is known: it calls.\n";
@@ -96,6 +124,11 @@ pub fn peer_section(
         );
     }
     text
+}
+
+fn quoted<T: std::fmt::Display>(values: &[T]) -> String {
+    let values: Vec<_> = values.iter().map(|value| format!("\"{value}\"")).collect();
+    values.join(", ")
 }
 
 /// A key of TOML; a name has nothing that would end the quotes.
@@ -125,11 +158,13 @@ mod tests {
             interface: interface.to_owned(),
             trust,
             addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+            public: Vec::new(),
         };
-        let paths = [
+        let mut paths = [
             path("eth0.7", "eth0.7", Trust::Trusted, &["10.0.1.1", "fd00::1"]),
             path("wlan0-1", "wlan0:1", Trust::Untrusted, &[]),
         ];
+        paths[1].public = vec![[203, 0, 113, 7].into()];
         let odd = Path::new("/srv/\"dibs\"\n/private.key");
         for key_file in [None, Some(odd)] {
             let text = configuration(&paths, key_file);
@@ -141,6 +176,7 @@ mod tests {
                 assert_eq!(written.name, read.name);
                 assert_eq!(read.interface.as_ref(), Some(&written.interface));
                 assert_eq!(written.trust, read.trust);
+                assert_eq!(written.public, read.public);
             }
         }
 
@@ -162,12 +198,14 @@ mod tests {
             endpoint: "[fd00::2]:5301".parse().unwrap(),
         }];
         let mut text = configuration(&paths, None);
-        text += &peer_section("b", &other, &met, &way.addresses);
+        let own = Addresses::Own(way.addresses.clone());
+        text += &peer_section("b", &other, &met, &own);
         let third = Introduction {
             public_key: PrivateKey::generate().public(),
             ..other.clone()
         };
-        text += &peer_section("c", &third, &[], &["10.0.1.3".parse().unwrap()]);
+        let lent = crate::setup::lent(|_| false);
+        text += &peer_section("c", &third, &[], &Addresses::Lent(lent));
         let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let [b, c] = &config.peers[..] else {
             panic!("{:?}", config.peers)
@@ -180,5 +218,6 @@ mod tests {
         let prefixes: Vec<_> = b.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(prefixes, ["fd00::2/128", "10.0.1.2/32"]);
         assert!(c.endpoints.is_empty());
+        assert_eq!(c.appears_as, lent);
     }
 }
