@@ -2,12 +2,12 @@
 
 use dibs_config::Level;
 use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
-use dibs_policy::conntrack::Connection;
 use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing, Strength};
+use dibs_settings::BumpId;
+use dibs_switch::engine::entries::Ends;
 use dibs_wire::FlowKey;
 
 use crate::kernel::gateway;
-use crate::kernel::steering::marks;
 use crate::rulebook::rules::Rule;
 use crate::switch::wakers::Task;
 use crate::switch::{Daemon, State};
@@ -164,13 +164,17 @@ pub(crate) async fn note_places(
 }
 
 /// Notes where the kernel has put a connection, by rules here or because the peer began it.
-pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
-    let Some(pair) = ours(daemon, entry) else {
+pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<BumpId>) {
+    // As it sends: of this host, or of a host behind it.
+    let is_ours = |pair: &&FlowKey| {
+        daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some()
+            || gateway::passes(daemon, pair)
+    };
+    let Some(pair) = ends.iter().find(is_ours) else {
         return;
     };
     let mut backstop = daemon.kernel.backstop().await;
-    let bump = marks(&daemon.config).bump_of(entry.mark);
-    let (was, chosen) = daemon.update(&pair, |conn| {
+    let (was, chosen) = daemon.update(pair, |conn| {
         (conn.handle_followed(bump), conn.choice.get().is_some())
     });
     let place = match (bump, was) {
@@ -179,31 +183,8 @@ pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
         _ => return,
     };
     if !chosen {
-        note_places(daemon, &mut backstop, &[(pair, place)]).await;
+        note_places(daemon, &mut backstop, &[(*pair, place)]).await;
     }
-}
-
-/// A connection that followed has ended.
-pub(crate) async fn forget_followed(daemon: &Daemon, pair: &FlowKey) {
-    let mut backstop = daemon.kernel.backstop().await;
-    daemon.update(pair, |conn| conn.handle_followed(None));
-    let place = (*pair, Place::Elsewhere);
-    note_places(daemon, &mut backstop, &[place]).await;
-}
-
-/// Looks for connections that follow: an earlier daemon's, or those of which no event told.
-pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
-    for entry in daemon.kernel.conntrack()?.list(Some).await? {
-        note_followed(daemon, &entry).await;
-    }
-    Ok(())
-}
-
-/// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
-fn ours(daemon: &Daemon, entry: &Connection) -> Option<FlowKey> {
-    let is_ours = |pair: &FlowKey| daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some();
-    let is_ours = |pair: &FlowKey| is_ours(pair) || gateway::passes(daemon, pair);
-    entry.ends().into_iter().find(is_ours)
 }
 
 /// Brings the backstop to what is locked of connections that pass: what is forged of others their

@@ -133,11 +133,10 @@ pub(crate) async fn passing_of(daemon: &Daemon, pairs: &[FlowKey]) -> Result<Vec
     Ok(found)
 }
 
-/// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
-/// knows: somebody flushed the table.
-pub(crate) fn was_passing(daemon: &Daemon, entry: &Connection) -> bool {
+/// True if the connection of an entry that is gone goes on as far as anybody knows: somebody flushed the table.
+pub(crate) fn was_passing(entry: &Connection) -> bool {
     let went_on = |state| (ESTABLISHED..=CLOSE_WAIT).contains(&state);
-    entry.tcp_state.is_some_and(went_on) && passing(daemon, entry).is_some()
+    entry.tcp_state.is_some_and(went_on)
 }
 
 /// Whether a connection that has no entry may live all the same.

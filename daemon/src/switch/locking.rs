@@ -8,7 +8,6 @@ use std::time::Duration;
 use dibs_config::Fail;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
 use dibs_settings::BumpId;
-use dibs_switch::table::Conn;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
 use dibs_wire::FlowKey;
 
@@ -30,39 +29,6 @@ const LOOKS_PER_WHOLE: u32 = 30;
 /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
 pub(crate) fn locks(daemon: &Daemon) -> bool {
     daemon.config.daemon.fail == Fail::Closed
-}
-
-/// Takes over what an earlier run locked, what is on a bump for no reason that outlives the daemon, and
-/// what has just left one; before anything changes marks.
-pub(crate) async fn adopt_marks(daemon: &Daemon) -> anyhow::Result<()> {
-    let layout = marks(&daemon.config);
-    let bumps: Vec<BumpId> = daemon.bumps.all().iter().map(|bump| bump.id).collect();
-    let tracked = tracked_on(daemon, &bumps).await?;
-    let plain = tracked_as(daemon, [layout.choice(None)]).await?;
-    let lives = connections::sockets(daemon).await?;
-    // What an earlier run wrote is not the choice of another program.
-    for (pair, entry) in tracked.iter().chain(plain.iter()) {
-        if entry.mark.chosen {
-            marking::note_mark(daemon, pair, entry.mark.bump, true);
-        }
-    }
-    let mut state = daemon.state.borrow_mut();
-    // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
-    for (pair, _) in plain.iter() {
-        state.conns.update(pair, |conn| {
-            if conn.choice.get().is_none() {
-                conn.move_to_left(now());
-            }
-        });
-    }
-    for live in lives {
-        if let Some(mark) = tracked.mark(&live.pair) {
-            let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
-            let adopt = |conn: &mut Conn| conn.adopt_mark(mark, live.socket, by);
-            state.conns.update(&live.pair, adopt);
-        }
-    }
-    Ok(())
 }
 
 /// Has the kernel's marks follow where the file gives devices other numbers than it did: what was on a
@@ -95,25 +61,15 @@ async fn tracked(daemon: &Daemon) -> Result<Tracked, dibs_policy::Error> {
 /// As [`tracked`], on these bumps.
 async fn tracked_on(daemon: &Daemon, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
     let layout = marks(&daemon.config);
-    let marks = bumps
-        .iter()
-        .map(|bump| (layout.bump(*bump), layout.bump_mask()));
-    tracked_as(daemon, marks).await
-}
-
-/// As [`tracked`], with these values in these bits of their marks.
-async fn tracked_as(
-    daemon: &Daemon,
-    marks: impl IntoIterator<Item = (u32, u32)>,
-) -> Result<Tracked, dibs_policy::Error> {
     let mut conntrack = daemon.kernel.conntrack()?;
     let mut tracked = Vec::new();
-    for (value, mask) in marks {
+    for bump in bumps {
         let note = |found: Connection| {
             let ends = connections::ends_to_peers(daemon, &found);
             tracked.extend(ends.map(|pair| (pair, entry(daemon, &found))));
             None::<()>
         };
+        let (value, mask) = (layout.bump(*bump), layout.bump_mask());
         conntrack.marked(value, mask, note).await?;
     }
     Ok(Tracked::new(tracked))
@@ -169,10 +125,10 @@ async fn lock_due(daemon: &Daemon) -> anyhow::Result<()> {
     let (lives, tracked) = looked_up(daemon, &due).await?;
     let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
     let due = daemon.state.borrow_mut().conns.lock_due(now, is_on);
-    let mut conntrack = daemon.kernel.conntrack()?;
-    for (pair, bump) in due {
-        lock(daemon, &mut conntrack, &pair, bump).await?;
-    }
+    let due: Vec<(FlowKey, Mend)> = { due.into_iter() }
+        .map(|(pair, bump)| (pair, Mend::Lock(bump)))
+        .collect();
+    mend(daemon, &due).await?;
     backstop::note_locks(daemon).await;
     Ok(())
 }
@@ -210,24 +166,30 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         let conns = &mut daemon.state.borrow_mut().conns;
         conns.mend_locks(now, &tracked, lives, passes)
     };
-    let mut conntrack = daemon.kernel.conntrack()?;
-    for (pair, mend) in mends {
-        match mend {
-            Mend::Lock(bump) => lock(daemon, &mut conntrack, &pair, bump).await?,
-            Mend::Revive => drop(conntrack.revive(&pair).await?),
-            Mend::Unlock => {
-                let _turn = daemon.kernel.marking().await;
-                let bit = marks(&daemon.config).locked_bit();
-                conntrack.set_mark(&pair, 0, bit).await?;
-            }
-        }
-    }
+    mend(daemon, &mends).await?;
     backstop::note_locks(daemon).await;
     Ok(())
 }
 
+/// Corrects entries.
+pub(crate) async fn mend(daemon: &Daemon, mends: &[(FlowKey, Mend)]) -> anyhow::Result<()> {
+    let mut conntrack = daemon.kernel.conntrack()?;
+    for (pair, mend) in mends {
+        match mend {
+            Mend::Lock(bump) => lock(daemon, &mut conntrack, pair, *bump).await?,
+            Mend::Revive => drop(conntrack.revive(pair).await?),
+            Mend::Unlock => {
+                let _turn = daemon.kernel.marking().await;
+                let bit = marks(&daemon.config).locked_bit();
+                conntrack.set_mark(pair, 0, bit).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Sets LOCKED of a connection that is locked on `bump` by our record.
-pub(crate) async fn lock(
+async fn lock(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
     pair: &FlowKey,

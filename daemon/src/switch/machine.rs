@@ -5,23 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_policy::conntrack::Connection;
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::conns::{Meant, host_id};
+use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, rules};
 use dibs_switch::knock;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
-use dibs_switch::tracked::Tracked;
+use dibs_switch::tracked::{Entry, Mend, Tracked};
 
 use crate::control::events::Audience;
 use crate::host::clock::now;
 use crate::host::devices;
 use crate::host::live::Live;
 use crate::kernel::steering::marks;
-use crate::kernel::{backstop, connections, subflows};
+use crate::kernel::{backstop, connections, gateway, subflows};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
 use crate::switch::marking::MarkError;
@@ -90,6 +92,14 @@ impl Machine for Daemon {
         locking::locks(self)
     }
 
+    fn is_steering(&self) -> bool {
+        !self.state.borrow().installed.is_empty()
+    }
+
+    fn may_pass(&self, pair: &FlowKey) -> bool {
+        gateway::may_live(self, pair)
+    }
+
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
         access(&mut self.state.borrow_mut().conns)
     }
@@ -154,6 +164,20 @@ impl Machine for Daemon {
 
     async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {
         locking::looked_up(self, pairs).await
+    }
+
+    async fn entry(&self, pair: &FlowKey) -> anyhow::Result<Option<Entry>> {
+        let _turn = self.kernel.marking().await;
+        let found = self.kernel.conntrack()?.get(pair).await?;
+        Ok(found.map(|found| locking::entry(self, &found)))
+    }
+
+    async fn entries(&self) -> anyhow::Result<Vec<(Ends, Entry)>> {
+        let entry = |found: Connection| {
+            let is_of_peer = connections::ends_to_peers(self, &found).next().is_some();
+            is_of_peer.then(|| (found.ends(), locking::entry(self, &found)))
+        };
+        Ok(self.kernel.conntrack()?.list(entry).await?)
     }
 
     async fn bumped<T>(
@@ -226,6 +250,14 @@ impl Machine for Daemon {
         marking::mark_choices(self, pairs).await
     }
 
+    async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {
+        backstop::note_followed(self, ends, bump).await;
+    }
+
+    async fn mend(&self, mends: &[(FlowKey, Mend)]) -> anyhow::Result<()> {
+        locking::mend(self, mends).await
+    }
+
     async fn unlock(&self, pairs: &[FlowKey]) {
         backstop::note_locks(self).await;
         let _turn = self.kernel.marking().await;
@@ -286,6 +318,18 @@ impl Machine for Daemon {
             }
             News::Peer { peer, why } => self.warn_of_peer(peer, why),
             News::Fault(why) => tracing::warn!("{why}"),
+            News::Marked(Marked {
+                conn, bump, chosen, ..
+            }) => {
+                let bump = self.bumps.name_of(bump).to_owned();
+                let text = match chosen {
+                    true => format!("another program moved a connection to {bump}"),
+                    false => format!("a connection is on {bump} now, not by choice"),
+                };
+                let audience = Audience::of(conn.uid);
+                self.events
+                    .tell_of(audience, "marked", text, &[("bump", bump)]);
+            }
             News::Switched { peer, bump, conns } => {
                 let name = self.peer_name(peer).to_owned();
                 let bump = self.bumps.name_of(bump).to_owned();

@@ -73,43 +73,6 @@ pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs
     Ok(())
 }
 
-/// Lets connections that left their bumps a while ago follow again.
-pub(crate) async fn let_follow(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
-    let left: Vec<FlowKey> = {
-        let state = daemon.state.borrow();
-        let now = now();
-        let left = { state.conns.iter() }.filter(|(_, conn)| conn.may_follow(now));
-        left.map(|(pair, _)| *pair).collect()
-    };
-    let mut fault = Ok(());
-    for pair in left {
-        let _turn = daemon.kernel.marking().await;
-        // It may have been moved meanwhile.
-        let taken = daemon.update(&pair, Conn::take_left);
-        let Some(since) = taken else {
-            continue;
-        };
-        if let Err(error) = let_one_follow(daemon, &pair).await {
-            daemon.update(&pair, |conn| conn.move_to_left(since));
-            fault = Err(error);
-        }
-    }
-    fault
-}
-
-async fn let_one_follow(daemon: &Daemon, pair: &FlowKey) -> Result<(), dibs_policy::Error> {
-    if daemon.state.borrow().conns.get(pair).choice.get().is_some() {
-        return Ok(());
-    }
-    let mut conntrack = daemon.kernel.conntrack()?;
-    if taken(daemon, &mut conntrack, pair).await?.is_none() {
-        let chosen = marks(&daemon.config).override_bit();
-        conntrack.set_mark(pair, 0, chosen).await?;
-        note_mark(daemon, pair, None, false);
-    }
-    Ok(())
-}
-
 /// Whether another program chose for a connection, and which bump: that is to be taken up, and not
 /// written over. Its event comes, or waits for its turn.
 async fn taken(
@@ -284,11 +247,6 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
         failed.extend(mark(daemon, &standing).await);
     }
     failed
-}
-
-/// As [`mark_choices`].
-pub(crate) async fn mark_choice(daemon: &Daemon, pair: &FlowKey) -> Result<(), MarkError> {
-    all_of(mark_choices(daemon, std::slice::from_ref(pair)).await)
 }
 
 /// Another connection has taken the ends of one that something was chosen for: it inherits neither

@@ -12,6 +12,7 @@ use dibs_core::Time;
 use dibs_core::node::Node;
 use dibs_policy::Backstop;
 use dibs_switch::conns::host_id;
+use dibs_switch::engine::entries;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, timeout};
 
@@ -120,16 +121,13 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     locking::renumber(&daemon, &saved)
         .await
         .context("cannot give connections the new numbers of their bumps")?;
-    if let Err(error) = locking::adopt_marks(&daemon).await {
+    if let Err(error) = entries::adopt(&*daemon).await {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
     probing::probe_rules(&daemon).await?;
     backstop::ensure_backed(&daemon).await?;
     reconcile::steer(&daemon).await.context("cannot steer")?;
     gateway::note_passing(&daemon);
-    if !daemon.state.borrow().installed.is_empty() {
-        backstop::find_followed(&daemon).await?;
-    }
     sessions::take_up(&daemon)
         .await
         .context("cannot take up connections")?;

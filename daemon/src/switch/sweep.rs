@@ -67,9 +67,9 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
     if daemon.state.borrow().conns.kept().count() < kept {
         engine::wants::send_all(daemon).await;
     }
-    let followed = marking::let_follow(daemon).await;
+    let followed = engine::entries::let_follow(daemon).await;
     let retired = reconcile::retire(daemon).await;
-    forgotten.and(followed.map_err(Into::into)).and(retired)
+    forgotten.and(followed).and(retired)
 }
 
 /// Forgets connections that ended, and takes their marks: another one of the same ends is not to inherit them.

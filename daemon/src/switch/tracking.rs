@@ -1,333 +1,74 @@
-//! Follows the conntrack table while anything is installed: entries of connections on a bump that vanish
-//! are made again, and what others do to marks is noticed, and told to the peer.
+//! Follows the conntrack table while anything is installed. What follows from its events says
+//! [`dibs_switch::engine::entries`].
 
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_policy::conntrack::{self, Connection, Events};
-use dibs_settings::BumpId;
-use dibs_switch::conns::Socket;
-use dibs_switch::engine::{Machine as _, Mark, rules, switches};
-use dibs_switch::marks::{Foreign, Hand, Handed};
-use dibs_switch::table::Conn;
-use dibs_switch::tracked::Mend;
-use dibs_wire::FlowKey;
+use dibs_policy::conntrack::{Connection, Event, Events};
+use dibs_switch::engine::entries::{self, Marked, Passing};
 use tokio::time::sleep;
 
-use crate::control::events::Audience;
-use crate::host::clock::now;
 use crate::host::live::Live;
 use crate::host::log::or_warn;
-use crate::kernel::steering::marks;
-use crate::kernel::{backstop, connections, gateway};
-use crate::switch::Daemon;
-use crate::switch::marking::{MarkError, all_of};
-use crate::switch::switching::{Moved, Progress};
-use crate::switch::{locking, marking, reconcile, switching};
+use crate::kernel::gateway;
+use crate::switch::{Daemon, locking};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+
 /// Follows the table for good.
 pub(crate) async fn follow(daemon: Rc<Daemon>) {
-    let mut missed = false;
     loop {
-        let Err(error) = follow_once(&daemon, missed).await;
+        let Err(error) = follow_once(&daemon).await;
         daemon.events.note("follow the conntrack table", Err(error));
-        missed = true;
         sleep(RETRY).await;
     }
 }
 
-/// `missed`: events may have passed that nobody saw.
-async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infallible> {
+async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
     let mut events = Events::open()?;
-    if missed {
-        catch_up(daemon).await?;
-        daemon
-            .events
-            .note("follow the conntrack table", anyhow::Ok(()));
-    }
+    follow_apart(daemon, entries::catch_up(&**daemon).await?);
+    daemon
+        .events
+        .note("follow the conntrack table", anyhow::Ok(()));
     loop {
-        match events.next().await? {
-            conntrack::Event::Destroyed(entry) => {
-                let goes_on = lose(daemon, &entry).await;
-                for pair in entry.ends() {
-                    restore(daemon, pair, goes_on).await?;
-                }
+        let marked = match events.next().await? {
+            Event::Destroyed(entry) => {
+                let passing = passing(daemon, &entry);
+                entries::handle_destroyed(&**daemon, &entry.ends(), passing).await?;
+                Vec::new()
             }
-            conntrack::Event::New(entry) => {
-                backstop::note_followed(daemon, &entry).await;
-                let chosen = marking::seen(daemon, &entry).chosen;
-                let settled = |pair: &&FlowKey| {
-                    let choice = daemon.state.borrow().conns.get(pair).choice.get();
-                    choice.is_some_and(|choice| !choice.pending)
-                };
-                match entry.ends().iter().find(settled) {
-                    // It has no mark of ours yet, whatever rules set.
-                    Some(pair) if !chosen => restore(daemon, *pair, false).await?,
-                    _ => note_update(daemon, &entry).await?,
-                }
-                let conns = &mut daemon.state.borrow_mut().conns;
-                conns.update_each(&entry.ends(), |conn| conn.ended = false);
+            Event::New(found) => {
+                let entry = locking::entry(daemon, &found);
+                Vec::from_iter(entries::handle_new(&**daemon, &found.ends(), entry).await?)
             }
-            conntrack::Event::Update(entry) => {
-                backstop::note_followed(daemon, &entry).await;
-                note_update(daemon, &entry).await?;
+            Event::Update(found) => {
+                let entry = locking::entry(daemon, &found);
+                Vec::from_iter(entries::handle_update(&**daemon, &found.ends(), entry).await?)
             }
-            conntrack::Event::Lost => catch_up(daemon).await?,
-        }
+            Event::Lost => entries::catch_up(&**daemon).await?,
+        };
+        follow_apart(daemon, marked);
     }
 }
 
-/// The entry of a connection that passes is gone. Whether the connection goes on, as far as anybody
-/// knows; otherwise nothing of the next one with its ends is dropped for that.
-async fn lose(daemon: &Daemon, entry: &Connection) -> bool {
-    let Some(Live { pair, .. }) = gateway::passing(daemon, entry) else {
-        return false;
-    };
-    let goes_on = gateway::was_passing(daemon, entry);
-    {
-        let state = &mut *daemon.state.borrow_mut();
-        if goes_on {
-            // Its next entry has another name.
-            let rename = |conn: &mut Conn| conn.choice.rename(Socket::UNKNOWN);
-            state.conns.update(&pair, rename);
-        } else {
-            state.conns.update(&pair, |conn| {
-                conn.ended |= conn.is_marked();
-                conn.lock.release();
-            });
-        }
-    }
-    if !goes_on {
-        backstop::note_locks(daemon).await;
-    }
-    goes_on
+fn passing(daemon: &Daemon, entry: &Connection) -> Option<Passing> {
+    let Live { pair, .. } = gateway::passing(daemon, entry)?;
+    let goes_on = gateway::was_passing(entry);
+    Some(Passing { pair, goes_on })
 }
 
-/// Brings marks and our records together where events were missed.
-async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
-    backstop::find_followed(daemon).await?;
-    let mut conntrack = daemon.kernel.conntrack()?;
-    let chosen = marks(&daemon.config).override_bit();
-    for entry in conntrack.marked(chosen, chosen, Some).await? {
-        note_update(daemon, &entry).await?;
+/// Has marks of other programs followed while more events come.
+fn follow_apart(daemon: &Rc<Daemon>, marked: Vec<Marked<Live>>) {
+    for marked in marked {
+        let daemon = Rc::clone(daemon);
+        tokio::task::spawn_local(async move {
+            let _turn = match marked.chosen {
+                true => Some(daemon.users.own_turn().await),
+                false => None,
+            };
+            or_warn(entries::follow(&*daemon, marked).await);
+        });
     }
-    marking::mark_all_choices(daemon).await;
-    // One that follows has no choice to say where it belongs, and while this end alone sends, nothing
-    // comes that it could follow anew.
-    let followed: Vec<FlowKey> = {
-        let state = daemon.state.borrow();
-        let followed = { state.conns.iter() }.filter(|(_, conn)| conn.followed().is_some());
-        followed.map(|(pair, _)| *pair).collect()
-    };
-    for pair in followed {
-        if conntrack.get(&pair).await?.is_none() {
-            restore(daemon, pair, gateway::may_live(daemon, &pair)).await?;
-        }
-    }
-    Ok(())
-}
-
-/// The entry of a connection that was chosen or follows is gone; the connection may not be. `passes`: it
-/// has no socket here that would say so, and goes on.
-async fn restore(daemon: &Daemon, pair: FlowKey, passes: bool) -> anyhow::Result<()> {
-    let (chosen, followed) = {
-        let state = daemon.state.borrow();
-        let conn = state.conns.get(&pair);
-        (conn.choice.get().is_some(), conn.followed())
-    };
-    if !chosen && followed.is_none() {
-        return Ok(());
-    }
-    let lives = connections::sockets_of(daemon, &[pair]).await?;
-    let lives = passes || lives.get(&pair).is_some_and(|live| !live.over);
-    match followed {
-        _ if lives && chosen => marking::mark_choice(daemon, &pair).await?,
-        Some(bump) if lives => {
-            all_of(daemon.mark(|| vec![Mark::moved(pair, Some(bump))]).await)?;
-        }
-        Some(_) => backstop::forget_followed(daemon, &pair).await,
-        None => {}
-    }
-    Ok(())
-}
-
-/// An entry that was made anew has no LOCKED.
-async fn relock(daemon: &Daemon, found: &Connection) -> anyhow::Result<()> {
-    let entry = locking::entry(daemon, found);
-    for pair in found.ends() {
-        let lock = daemon.state.borrow().conns.get(&pair).lock;
-        let mend = lock.mend(entry, Some(false));
-        if let Some(Mend::Lock(bump)) = mend {
-            locking::lock(daemon, &mut *daemon.kernel.conntrack()?, &pair, bump).await?;
-        }
-    }
-    Ok(())
-}
-
-/// A mark that says otherwise than our record was set by another program.
-async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<()> {
-    let knows = |entry: &Connection| {
-        let mark = marking::seen(daemon, entry);
-        daemon
-            .state
-            .borrow()
-            .conns
-            .either(&entry.ends())
-            .knows(mark)
-    };
-    if knows(entry) {
-        return relock(daemon, entry).await;
-    }
-    let entry = {
-        // What the event tells may have been put right since.
-        let _turn = daemon.kernel.marking().await;
-        let entry = daemon.kernel.conntrack()?.get(&entry.original).await?;
-        match entry.filter(|entry| !knows(entry)) {
-            Some(entry) => entry,
-            None => return Ok(()),
-        }
-    };
-    let mark = marking::seen(daemon, &entry);
-    let ends: Vec<FlowKey> = connections::ends_to_peers(daemon, &entry).collect();
-    let lives = connections::sockets_of(daemon, &ends).await?;
-    let Some(live) = lives.into_values().next() else {
-        return Ok(());
-    };
-    if live.over || !mark.carried {
-        return Ok(());
-    }
-    let required = {
-        let state = daemon.state.borrow();
-        state.ruling(&live).requirement().map(|rule| rule.id)
-    };
-    if let Some(rule) = required {
-        // The kernel's own rule puts it back with the next packet.
-        tracing::debug!(
-            rule,
-            "another program changed the mark of a required connection"
-        );
-        return Ok(());
-    }
-    let mut was = None;
-    let foreign = {
-        let state = &mut *daemon.state.borrow_mut();
-        if mark.bump.is_none() {
-            was = state.ruling(&live).stands_on(None);
-        }
-        let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
-        let handle = |conn: &mut Conn| conn.handle_mark(mark, by, now());
-        state.conns.update(&live.pair, handle)
-    };
-    match foreign {
-        Foreign::Chosen => chosen_elsewhere(daemon, live, mark.bump),
-        Foreign::Lost => {
-            let installed = !daemon.state.borrow().installed.is_empty();
-            if installed {
-                marking::mark_choice(daemon, &live.pair).await?;
-            }
-        }
-        Foreign::Straggler => {
-            all_of(switches::mark_moved(&**daemon, &[live.pair], None).await)?;
-        }
-        Foreign::News => followed_elsewhere(daemon, live, was, mark.bump),
-        Foreign::Known => {}
-    }
-    Ok(())
-}
-
-/// The user chose with another program: the same as `enable` and `disable`.
-fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: Option<BumpId>) {
-    let daemon = Rc::clone(daemon);
-    daemon.update(&live.pair, |conn| conn.move_to_awaited(bump));
-    tokio::task::spawn_local(async move {
-        let followed = follow_mark(&daemon, live, bump).await;
-        daemon.update(&live.pair, |conn| conn.end_awaited(bump));
-        match followed {
-            Ok(moved) => moved
-                .into_iter()
-                .filter_map(|(_, outcome)| outcome.err())
-                .for_each(|why| tracing::warn!("what another program chose is undone: {why}")),
-            Err(error) => tracing::warn!("{error:#}"),
-        }
-    });
-}
-
-/// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
-/// own, and `cleanup` have taken it back.
-async fn follow_mark(
-    daemon: &Daemon,
-    live: Live,
-    bump: Option<BumpId>,
-) -> anyhow::Result<Vec<Moved>> {
-    let _turn = daemon.users.own_turn().await;
-    let marks = marks(&daemon.config);
-    {
-        let _turn = daemon.kernel.marking().await;
-        let entry = daemon.kernel.conntrack()?.get(&live.pair).await?;
-        let (value, mask) = marks.choice(bump);
-        let stands = entry.is_some_and(|entry| entry.mark & mask == value);
-        let known = daemon.state.borrow().conns.get(&live.pair).choice.get();
-        if !stands || known.is_some_and(|choice| choice.bump == bump) {
-            return Ok(Vec::new());
-        }
-        marking::note_mark(daemon, &live.pair, bump, true);
-    }
-    daemon.events.tell_of(
-        Audience::of(live.uid),
-        "marked",
-        format!(
-            "another program moved a connection to {}",
-            daemon.bumps.name_of(bump)
-        ),
-        &[("bump", daemon.bumps.name_of(bump).to_owned())],
-    );
-    if bump.is_none() {
-        put_back(daemon, &live).await?;
-    }
-    switching::choose(daemon, &[live], bump.into(), &Progress::default()).await
-}
-
-/// Puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
-async fn put_back(daemon: &Daemon, live: &Live) -> Result<(), MarkError> {
-    let (on, chosen) = {
-        let state = daemon.state.borrow();
-        let choice = state.conns.get(&live.pair).choice.of(live.socket);
-        // The mark as we know it says plain by now.
-        (state.ruling(live).stands_on(None), choice.is_some())
-    };
-    if daemon.bumps.inside(on).is_none() {
-        return Ok(());
-    }
-    let _turn = daemon.kernel.marking().await;
-    let mark = match chosen {
-        true => Mark::chosen(live.pair, on),
-        false => Mark::moved(live.pair, on),
-    };
-    all_of(marking::write(daemon, &[mark]).await)
-}
-
-/// Tells the peer of a move that neither end knows of. `was`: the bump that another program took the connection from.
-fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, was: Option<BumpId>, bump: Option<BumpId>) {
-    daemon.events.tell_of(
-        Audience::of(live.uid),
-        "marked",
-        format!(
-            "a connection is on {} now, not by choice",
-            daemon.bumps.name_of(bump)
-        ),
-        &[("bump", daemon.bumps.name_of(bump).to_owned())],
-    );
-    let daemon = Rc::clone(daemon);
-    tokio::task::spawn_local(async move {
-        if let Some(was) = daemon.bumps.inside(was) {
-            let (bump, by) = (was, Hand::Kept);
-            daemon.update(&live.pair, |conn| conn.hand_over(Some(Handed { bump, by })));
-            or_warn(put_back(&daemon, &live).await);
-        }
-        or_warn(reconcile::install(&daemon).await);
-        rules::follow(&*daemon, &[live], bump.into()).await;
-    });
 }
