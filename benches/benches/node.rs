@@ -6,7 +6,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use dibs_benches::instructions::Instructions;
 use dibs_core::Time;
 use dibs_core::bump::{self, Decode};
 use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
@@ -190,7 +189,6 @@ impl Wire {
 
 fn node(c: &mut Criterion) {
     let mut group = c.benchmark_group("node");
-    let mut count = Instructions::new();
     group.throughput(Throughput::Bytes(PAYLOAD as u64));
     for (name, paths, integrity) in [
         ("one-path", 1, Integrity::On),
@@ -198,7 +196,7 @@ fn node(c: &mut Criterion) {
         ("bare", 1, Integrity::Off),
     ] {
         let mut wire = Wire::new(paths, integrity);
-        count.bench(&mut group, name, || wire.superpacket());
+        group.bench_function(name, |b| b.iter(|| wire.superpacket()));
     }
     for (host, name) in ["sender", "receiver"].into_iter().enumerate() {
         let mut wire = Wire::new(1, Integrity::On);

@@ -4,8 +4,7 @@ use std::hint::black_box;
 use std::net::IpAddr;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use dibs_benches::instructions::Instructions;
-use dibs_benches::{PAYLOAD, headers};
+use dibs_benches::{PAYLOAD, bench, headers};
 use dibs_io::{Family, PathSocket, RecvBatch};
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
 use dibs_wire::checksum::crc32c;
@@ -26,50 +25,49 @@ fn payload() -> Vec<u8> {
 fn stages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stages");
     group.throughput(Throughput::Bytes(PAYLOAD as u64));
-    let mut count = Instructions::new();
     let plain = payload();
     let mut out = vec![0; PAYLOAD];
 
-    count.bench(&mut group, "memcpy", || {
+    bench(&mut group, "memcpy", || {
         out.copy_from_slice(black_box(&plain))
     });
 
     let headers = headers([[10, 0, 1, 1], [10, 0, 1, 2]].map(IpAddr::from));
     let mut frame = vec![0; MAX_HEADERS];
-    count.bench(&mut group, "headers", || {
+    bench(&mut group, "headers", || {
         headers.write(black_box(&mut frame), PAYLOAD, 1448);
     });
     frame.truncate(headers.encoded_len());
     frame.extend_from_slice(&plain);
-    count.bench(&mut group, "parse", || {
+    bench(&mut group, "parse", || {
         packet::parse(black_box(&frame[virtio::LEN..])).is_ok()
     });
 
-    count.bench(&mut group, "crc32c", || {
+    bench(&mut group, "crc32c", || {
         plain
             .chunks(CHUNK)
             .map(|chunk| crc32c(black_box(chunk)))
             .fold(0, |all, crc| all ^ crc)
     });
     let mut scrambler = Scrambler::new(&[7; BUFFER_LEN]);
-    count.bench(&mut group, "scramble", || {
+    bench(&mut group, "scramble", || {
         for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
             scrambler.scramble(black_box(from), to);
         }
     });
-    count.bench(&mut group, "scramble-crc", || {
+    bench(&mut group, "scramble-crc", || {
         let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
         pairs.fold(0, |all, (from, to)| {
             all ^ scrambler.scramble_summed(black_box(from), to)
         })
     });
     let mut descrambler = Descrambler::new(&[7; BUFFER_LEN]);
-    count.bench(&mut group, "descramble", || {
+    bench(&mut group, "descramble", || {
         for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
             descrambler.descramble(black_box(from), to);
         }
     });
-    count.bench(&mut group, "descramble-crc", || {
+    bench(&mut group, "descramble-crc", || {
         let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
         pairs.fold(0, |all, (from, to)| {
             all ^ descrambler.descramble_summed(black_box(from), to)
@@ -82,13 +80,13 @@ fn stages(criterion: &mut Criterion) {
         let aad = vec![1; CHUNK + BESIDE - TEXT];
         let mut text = [2; TEXT];
         let nonce = [3; dibs_gcm::NONCE_LEN];
-        count.bench(&mut group, "seal", || {
+        bench(&mut group, "seal", || {
             (0..datagrams).fold(0, |all, _| {
                 all ^ key.seal(&nonce, black_box(&aad), black_box(&mut text))[0]
             })
         });
         let tag = [4; dibs_gcm::TAG_LEN];
-        count.bench(&mut group, "open", || {
+        bench(&mut group, "open", || {
             (0..datagrams)
                 .filter(|_| key.open(&nonce, black_box(&aad), black_box(&mut text), &tag))
                 .count()
@@ -109,8 +107,7 @@ fn udp(criterion: &mut Criterion) {
     let mut batch = RecvBatch::new();
     let mut group = criterion.benchmark_group("stages");
     group.throughput(Throughput::Bytes(run.len() as u64));
-    let mut count = Instructions::new();
-    count.bench(&mut group, "udp", || {
+    bench(&mut group, "udp", || {
         let sent = from.send(remote, &run, datagram);
         assert_eq!(sent.sent, run.len(), "loopback takes all");
         let mut received = 0;

@@ -1,7 +1,6 @@
 //! What the benchmarks share.
 
 pub mod block_cipher;
-pub mod instructions;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -65,4 +64,9 @@ pub fn headers([src, dst]: [IpAddr; 2]) -> Headers<'static> {
         timestamps: Some((1, 1)),
         options: None,
     }
+}
+
+/// Measures a routine; what it returns is computed.
+pub fn bench<T>(group: &mut Group<'_>, name: &str, mut routine: impl FnMut() -> T) {
+    group.bench_function(name, |b| b.iter(&mut routine));
 }

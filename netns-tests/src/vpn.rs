@@ -1,7 +1,6 @@
 //! Devices of other programs as bumps, named "vpn".
 
 use std::net::IpAddr;
-use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use dibs_lab::baseline::{self, Tunnel};
@@ -35,8 +34,7 @@ pub fn openvpn_as_it_comes(net: &Net) -> Result<Tunnel> {
 
 /// Starts wireguard-go; its device can be used then.
 pub fn wireguard_go(net: &Net) -> Result<Tunnel> {
-    let program = Path::new("wireguard-go");
-    let tunnel = baseline::wireguard_go(program, (&net.a.host, at(1)), (&net.b.host, at(2)))?;
+    let tunnel = baseline::wireguard_go((&net.a.host, at(1)), (&net.b.host, at(2)))?;
     seen(net)?;
     Ok(tunnel)
 }

@@ -26,7 +26,7 @@ pub use amount::{BadAmount, Rate, Volume};
 pub use bumps::BuiltIn;
 use check::read;
 pub use claim::{Claim, Conflict};
-pub use dibs_settings::{DaySpan, Level, MatchExpr, PortRange, Selection};
+pub use dibs_settings::{DaySpan, Fail, Integrity, Level, MatchExpr, PortRange, Selection, Trust};
 pub use endpoint::Endpoint;
 pub use error::{Error, Invalid};
 pub use keys::{
@@ -125,26 +125,6 @@ impl Default for Daemon {
     }
 }
 
-/// What becomes of steered traffic while the daemon is away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fail {
-    /// Blocked until the daemon is back.
-    Closed,
-    /// Let go in plain.
-    Open,
-}
-
-/// Whether scrambled data is authenticated, or bare as in the papers (docs/protocol.md, 9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Integrity {
-    /// Every datagram is authenticated.
-    On,
-    /// The papers' bare scheme.
-    Off,
-}
-
 /// What chained flows do while no trusted path is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -152,16 +132,6 @@ pub enum OnTrustedDown {
     /// Wait.
     Hold,
     /// Go on by untrusted paths alone.
-    Untrusted,
-}
-
-/// Whether somebody may be listening.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Trust {
-    /// Nobody is.
-    Trusted,
-    /// Somebody may be.
     Untrusted,
 }
 
@@ -536,15 +506,5 @@ impl BumpConfig {
     /// Its kind in the file.
     pub fn kind(&self) -> &'static str {
         self.built_in().map_or(DEVICE, BuiltIn::name)
-    }
-}
-
-impl Trust {
-    /// Its name in the file.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Trust::Trusted => "trusted",
-            Trust::Untrusted => "untrusted",
-        }
     }
 }

@@ -19,51 +19,41 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
-    #[error("dibsd is not running: nothing answers at {}", socket.display())]
-    NotRunning {
-        /// Where it would.
-        socket: PathBuf,
-    },
-    /// The socket is not for this user.
-    #[error("no access to {}: it is for root and the group of the socket", socket.display())]
-    NoAccess {
-        /// Where it listens.
-        socket: PathBuf,
-    },
-    /// It listens, and does not answer.
-    #[error("dibsd did not answer at {} within {} s", socket.display(), timeout.as_secs_f32())]
-    Timeout {
-        /// Where it listens.
-        socket: PathBuf,
-        /// How long it had.
-        timeout: Duration,
-    },
-    /// It went away.
-    #[error("dibsd closed the connection at {}", socket.display())]
-    Closed {
-        /// Where it listened.
-        socket: PathBuf,
-    },
-    /// What listens there does not speak this protocol.
-    #[error("what answers at {} is not this version's dibsd: {what}", socket.display())]
-    Garbage {
-        /// Where it listens.
-        socket: PathBuf,
-        /// What was wrong with its answer.
-        what: String,
-    },
+    /// Nobody listens there.
+    #[error("dibsd is not running: nothing answers at {}", .0.display())]
+    NotRunning(PathBuf),
+    /// The socket there is not for this user.
+    #[error("no access to {}: it is for root and the group of the socket", .0.display())]
+    NoAccess(PathBuf),
+    /// It listens there, and does not answer within this time.
+    #[error("dibsd did not answer at {} within {} s", .0.display(), .1.as_secs_f32())]
+    Timeout(PathBuf, Duration),
+    /// It listened there, and went away.
+    #[error("dibsd closed the connection at {}", .0.display())]
+    Closed(PathBuf),
+    /// What listens there does not speak this protocol; with what was wrong with its answer.
+    #[error("what answers at {} is not this version's dibsd: {}", .0.display(), .1)]
+    Garbage(PathBuf, String),
     /// The system did not let us.
-    #[error("{}: {error}", socket.display())]
-    Io {
-        /// Where the daemon listens.
-        socket: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    #[error("{}: {}", .0.display(), .1)]
+    Io(PathBuf, io::Error),
     /// The daemon refused, or failed.
     #[error(transparent)]
     Refused(#[from] Failure),
+}
+
+/// Methods that ask for one thing each, and what their answers hold.
+macro_rules! asks {
+    ($($(#[$doc:meta])* $name:ident($($value:ident: $type:ty),*) -> $held:ty:
+        $request:expr => Reply::$reply:ident;)*) => {$(
+        $(#[$doc])*
+        pub fn $name(&mut self, $($value: $type),*) -> Result<$held, ClientError> {
+            match self.request(&$request)? {
+                Reply::$reply(held) => Ok(held),
+                other => Err(self.unexpected(&other)),
+            }
+        }
+    )*};
 }
 
 /// A connection to the daemon.
@@ -91,8 +81,7 @@ impl Client {
             stream.connect(&SockAddr::unix(socket)?)?;
             Ok(UnixStream::from(std::os::fd::OwnedFd::from(stream)))
         };
-        let place = Place { socket, timeout };
-        let stream = connect().map_err(|error: io::Error| place.error(error))?;
+        let stream = connect().map_err(|error| failed(socket, timeout, error))?;
         let lines = LineBuffer::new(MAX_REPLY);
         Ok(Client {
             stream,
@@ -114,7 +103,7 @@ impl Client {
         request.check()?;
         let sent = self.stream.write_all(encode_request(request).as_bytes());
         if let Err(error) = sent {
-            return Err(self.farewell().unwrap_or(self.place().error(error)));
+            return Err(self.farewell().unwrap_or(self.failed(error)));
         }
         loop {
             match self.answer(Some(Instant::now() + self.timeout))? {
@@ -128,127 +117,53 @@ impl Client {
         }
     }
 
-    /// [`Request::Status`]
-    pub fn status(&mut self) -> Result<Status, ClientError> {
-        match self.request(&Request::Status)? {
-            Reply::Status(status) => Ok(status),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::ConnList`]
-    pub fn conns(&mut self) -> Result<Vec<ConnInfo>, ClientError> {
-        match self.request(&Request::ConnList)? {
-            Reply::Conns(conns) => Ok(conns),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::Enable`]
-    pub fn enable(
-        &mut self,
-        selector: Selector,
-        bump: Option<String>,
-    ) -> Result<Changed, ClientError> {
-        self.change(&Request::Enable { selector, bump })
-    }
-
-    /// [`Request::Disable`]
-    pub fn disable(&mut self, selector: Selector, force: bool) -> Result<Changed, ClientError> {
-        self.change(&Request::Disable { selector, force })
-    }
-
-    /// [`Request::RuleAdd`]
-    pub fn add_rule(&mut self, rule: NewRule) -> Result<RuleMade, ClientError> {
-        match self.request(&Request::RuleAdd(rule))? {
-            Reply::Rule(rule) => Ok(rule),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::RuleList`]
-    pub fn rules(&mut self) -> Result<Vec<RuleInfo>, ClientError> {
-        match self.request(&Request::RuleList)? {
-            Reply::Rules(rules) => Ok(rules),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::RuleDel`]
-    pub fn delete_rule(&mut self, id: RuleId, force: bool) -> Result<RuleGone, ClientError> {
-        match self.request(&Request::RuleDel { id, force })? {
-            Reply::RuleGone(gone) => Ok(gone),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::PathList`]
-    pub fn paths(&mut self) -> Result<Vec<PathInfo>, ClientError> {
-        match self.request(&Request::PathList)? {
-            Reply::Paths(paths) => Ok(paths),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::PathPreferences`]
-    pub fn preferences(&mut self) -> Result<Preferences, ClientError> {
-        self.preferences_after(&Request::PathPreferences)
-    }
-
-    /// [`Request::PathChange`]
-    pub fn change_paths(&mut self, change: PathChange) -> Result<Preferences, ClientError> {
-        self.preferences_after(&Request::PathChange(change))
-    }
-
-    /// [`Request::PeerList`]
-    pub fn peers(&mut self) -> Result<Vec<PeerInfo>, ClientError> {
-        match self.request(&Request::PeerList)? {
-            Reply::Peers(peers) => Ok(peers),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    /// [`Request::BumpList`]
-    pub fn bumps(&mut self) -> Result<Vec<BumpInfo>, ClientError> {
-        match self.request(&Request::BumpList)? {
-            Reply::Bumps(bumps) => Ok(bumps),
-            other => Err(self.unexpected(&other)),
-        }
+    asks! {
+        /// [`Request::Status`]
+        status() -> Status: Request::Status => Reply::Status;
+        /// [`Request::ConnList`]
+        conns() -> Vec<ConnInfo>: Request::ConnList => Reply::Conns;
+        /// [`Request::Enable`]
+        enable(selector: Selector, bump: Option<String>) -> Changed:
+            Request::Enable { selector, bump } => Reply::Changed;
+        /// [`Request::Disable`]
+        disable(selector: Selector, force: bool) -> Changed:
+            Request::Disable { selector, force } => Reply::Changed;
+        /// [`Request::RuleAdd`]
+        add_rule(rule: NewRule) -> RuleMade: Request::RuleAdd(rule) => Reply::Rule;
+        /// [`Request::RuleList`]
+        rules() -> Vec<RuleInfo>: Request::RuleList => Reply::Rules;
+        /// [`Request::RuleDel`]
+        delete_rule(id: RuleId, force: bool) -> RuleGone:
+            Request::RuleDel { id, force } => Reply::RuleGone;
+        /// [`Request::PathList`]
+        paths() -> Vec<PathInfo>: Request::PathList => Reply::Paths;
+        /// [`Request::PathPreferences`]
+        preferences() -> Preferences: Request::PathPreferences => Reply::Preferences;
+        /// [`Request::PathChange`]
+        change_paths(change: PathChange) -> Preferences:
+            Request::PathChange(change) => Reply::Preferences;
+        /// [`Request::PeerList`]
+        peers() -> Vec<PeerInfo>: Request::PeerList => Reply::Peers;
+        /// [`Request::BumpList`]
+        bumps() -> Vec<BumpInfo>: Request::BumpList => Reply::Bumps;
     }
 
     /// [`Request::Cleanup`], or [`Request::ForceCleanup`]
     pub fn cleanup(&mut self, force: bool) -> Result<(), ClientError> {
-        self.done(&match force {
+        let request = match force {
             true => Request::ForceCleanup,
             false => Request::Cleanup,
-        })
+        };
+        match self.request(&request)? {
+            Reply::Done => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
     }
 
     /// [`Request::Events`]: returns once the daemon follows, so that nothing after is missed.
     pub fn events(mut self) -> Result<Events, ClientError> {
         match self.request(&Request::Events)? {
             Reply::Following => Ok(Events { client: Some(self) }),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn preferences_after(&mut self, request: &Request) -> Result<Preferences, ClientError> {
-        match self.request(request)? {
-            Reply::Preferences(preferences) => Ok(preferences),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn change(&mut self, request: &Request) -> Result<Changed, ClientError> {
-        match self.request(request)? {
-            Reply::Changed(changed) => Ok(changed),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn done(&mut self, request: &Request) -> Result<(), ClientError> {
-        match self.request(request)? {
-            Reply::Done => Ok(()),
             other => Err(self.unexpected(&other)),
         }
     }
@@ -273,8 +188,7 @@ impl Client {
                     decode_reply(&line).map_err(|error| self.garbage(error.to_string()))?;
                 return Ok(answer?);
             }
-            self.read(deadline)
-                .map_err(|error| self.place().error(error))?;
+            self.read(deadline).map_err(|error| self.failed(error))?;
         }
     }
 
@@ -296,18 +210,12 @@ impl Client {
         }
     }
 
-    fn place(&self) -> Place<'_> {
-        Place {
-            socket: &self.socket,
-            timeout: self.timeout,
-        }
+    fn failed(&self, error: io::Error) -> ClientError {
+        failed(&self.socket, self.timeout, error)
     }
 
     fn garbage(&self, what: String) -> ClientError {
-        ClientError::Garbage {
-            socket: self.socket.clone(),
-            what,
-        }
+        ClientError::Garbage(self.socket.clone(), what)
     }
 
     fn unexpected(&self, reply: &Reply) -> ClientError {
@@ -345,26 +253,14 @@ impl Iterator for Events {
     }
 }
 
-/// Where an error of the system happened.
-struct Place<'a> {
-    socket: &'a Path,
-    timeout: Duration,
-}
-
-impl Place<'_> {
-    fn error(&self, error: io::Error) -> ClientError {
-        let socket = self.socket.to_owned();
-        match error.kind() {
-            Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { socket },
-            Io::PermissionDenied => ClientError::NoAccess { socket },
-            Io::TimedOut | Io::WouldBlock => ClientError::Timeout {
-                socket,
-                timeout: self.timeout,
-            },
-            Io::UnexpectedEof | Io::BrokenPipe | Io::ConnectionReset => {
-                ClientError::Closed { socket }
-            }
-            _ => ClientError::Io { socket, error },
-        }
+/// An error of the system at a socket, of whom an answer was expected within a time.
+fn failed(socket: &Path, timeout: Duration, error: io::Error) -> ClientError {
+    let socket = socket.to_owned();
+    match error.kind() {
+        Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning(socket),
+        Io::PermissionDenied => ClientError::NoAccess(socket),
+        Io::TimedOut | Io::WouldBlock => ClientError::Timeout(socket, timeout),
+        Io::UnexpectedEof | Io::BrokenPipe | Io::ConnectionReset => ClientError::Closed(socket),
+        _ => ClientError::Io(socket, error),
     }
 }

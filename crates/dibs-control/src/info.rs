@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
+pub use dibs_settings::{Integrity, KeyOrigin, Trust};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -100,16 +101,6 @@ impl fmt::Display for BackstopState {
     }
 }
 
-/// See [`Status::integrity`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Integrity {
-    /// Authenticated.
-    On,
-    /// The papers' bare scheme.
-    Off,
-}
-
 /// A peer and the session with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerInfo {
@@ -140,20 +131,6 @@ pub struct PeerInfo {
     pub endpoints: Vec<EndpointInfo>,
     /// Why the state is not "established".
     pub reason: Option<String>,
-}
-
-/// Origin of a session's keys, beside the static keys of both ends. See [`PeerInfo::keys`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KeyOrigin {
-    /// They were agreed by a trusted path.
-    Trusted,
-    /// By an untrusted one, with the secret of an earlier handshake in them.
-    Chained,
-    /// By an untrusted one, with the preshared key in them.
-    Preshared,
-    /// By an untrusted one.
-    Untrusted,
 }
 
 /// Place where a peer listens, seen from one of this host's paths.
@@ -294,16 +271,6 @@ pub struct PathInfo {
     pub unused: Option<String>,
     /// Why it is not up, or carries less than it could.
     pub reason: Option<String>,
-}
-
-/// See [`PathInfo::trust`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Trust {
-    /// Nobody listens.
-    Trusted,
-    /// Somebody may be listening.
-    Untrusted,
 }
 
 /// See [`PathInfo::state`].

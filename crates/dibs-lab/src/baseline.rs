@@ -1,4 +1,4 @@
-//! What dibs is compared with: kernel MPTCP, wireguard-go, boringtun, OpenVPN. Plain TCP needs nothing.
+//! What dibs is compared with: kernel MPTCP, wireguard-go, OpenVPN. Plain TCP needs nothing.
 
 mod mptcp;
 mod openvpn;
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use dibs_netns::Process;
 pub use mptcp::mptcp;
 pub use openvpn::{openvpn, openvpn_as_it_comes};
-pub use wireguard::{WIREGUARD_GO, boringtun, build_boringtun, build_wireguard_go, wireguard_go};
+pub use wireguard::wireguard_go;
 
 /// A VPN between two hosts, gone when dropped.
 #[derive(Debug)]
@@ -18,12 +18,5 @@ pub struct Tunnel {
     pub a: IpAddr,
     /// The second host's.
     pub b: IpAddr,
-    processes: [Process; 2],
-}
-
-impl Tunnel {
-    /// The process ids of its two programs.
-    pub fn programs(&self) -> [u32; 2] {
-        self.processes.each_ref().map(Process::id)
-    }
+    _processes: [Process; 2],
 }

@@ -1,4 +1,4 @@
-//! The benchmark: dibs beside plain TCP, kernel MPTCP and wireguard-go, on the same kernel in the
+//! The benchmark: dibs beside plain TCP, kernel MPTCP and VPNs in user space, on the same kernel in the
 //! same minutes.
 //!
 //! Each system has hosts and links of its own, so that the idle ones do not weigh on the one that
@@ -6,11 +6,6 @@
 //! same conditions, and medians are over the rounds.
 
 mod compare;
-mod latency;
-mod many;
-mod memory;
-mod messages;
-mod outage;
 mod paths;
 mod peers;
 mod report;
@@ -18,65 +13,35 @@ mod requests;
 mod switch;
 mod switches;
 mod system;
-mod throughput;
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
-use dibs_netem::Conditions;
 
 pub use self::compare::Other;
 pub(crate) use self::report::median;
 pub use self::report::{Environment, Ratio, Report, Table};
-use self::system::{Contestant, Place, System};
+use self::system::{Contestant, System};
 use crate::dibs::Programs;
 use crate::link::LinkSpec;
 use crate::load::Throughput;
-use crate::site::UNTRUSTED;
 
 const GIGABIT: u64 = 1_000_000_000;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Experiment {
-    /// One stream over links without a limit.
-    Unlimited,
-    /// One stream over two links of 1 Gbit/s.
-    Gigabit,
-    /// One stream shared over three links of 1 Gbit/s.
-    Sharing,
-    /// One stream over two links of 100 and 20 Mbit/s.
-    Uneven,
     /// One stream over pairs of links that differ in rate, round trip, jitter and loss.
     Paths,
     /// Switching live at 1 Gbit/s.
     Switch,
-    /// The same over paths of 10 and of 50 ms.
-    SwitchFar,
-    /// The same over links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms.
-    SwitchUnlike,
     /// A stream that either host moves from bump to bump at random, over links of 500 Mbit/s.
     SwitchRandom,
-    /// One of two paths dies in the midst of a stream.
-    Outage,
-    /// One stream over two links of 100 Mbit/s and 2 ms, with and without 1 % of loss on one.
-    Loss,
-    /// Small messages to and fro.
-    Latency,
-    /// The same beside a stream, over links of 50 Mbit/s, 20 and 70 ms.
-    Beside,
-    /// The same over links that lose, by one path at a time and by both.
-    Redundant,
     /// Streams and small messages beside all peers that can be had.
     Peers,
     /// nginx asked by wrk, 64 connections, kept and a new one each, over links of 1 Gbit/s.
     Requests,
-    /// 10,000 open connections, each of which says something once a second.
-    Many,
-    /// What dibsd needs for connections.
-    Memory,
 }
 
 /// How to measure.
@@ -88,16 +53,12 @@ pub struct Options {
     pub duration: Duration,
     /// What, in this order.
     pub experiments: Vec<Experiment>,
-    /// TCP's congestion controls, in turn; what is about latency and memory is measured with the first.
+    /// TCP's congestion controls, in turn; requests are measured with the first.
     pub congestion: Vec<String>,
     /// Of the pairs of links, those whose names contain this; all if there is nothing.
     pub links: Option<String>,
     /// The scheduler of `seal`; the usual one if there is nothing.
     pub scheduler: Option<String>,
-    /// The program, or why there is none.
-    pub wireguard_go: Result<PathBuf, String>,
-    /// The same.
-    pub boringtun: Result<PathBuf, String>,
     /// Whose programs take turns with this tree's, if any.
     pub compare: Option<Other>,
 }
@@ -173,27 +134,11 @@ fn beside(
 
 fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
     let table = match experiment {
-        Experiment::Unlimited => unlimited(stage),
-        Experiment::Gigabit => gigabit(stage),
-        Experiment::Sharing => sharing(stage),
-        Experiment::Uneven => uneven(stage),
         Experiment::Paths => paths::run(stage),
-        Experiment::Switch => switch::near(stage),
-        Experiment::SwitchFar => {
-            let tables = [10, 50].map(|ms| switch::far(stage, Duration::from_millis(ms)));
-            return tables.into_iter().collect();
-        }
-        Experiment::SwitchUnlike => switch::unlike(stage),
+        Experiment::Switch => switch::run(stage),
         Experiment::SwitchRandom => switches::run(stage),
-        Experiment::Outage => outage::run(stage),
-        Experiment::Loss => loss(stage),
-        Experiment::Latency => latency::run(stage),
-        Experiment::Beside => messages::beside(stage),
-        Experiment::Redundant => messages::redundant(stage),
         Experiment::Peers => return peers::run(stage),
         Experiment::Requests => requests::run(stage),
-        Experiment::Many => many::run(stage),
-        Experiment::Memory => memory::run(stage),
     };
     Ok(vec![table?])
 }
@@ -239,15 +184,14 @@ impl Stage<'_> {
     fn available(&self, systems: &[System], notes: &mut Vec<String>) -> Vec<System> {
         let mut available = Vec::new();
         for system in systems {
-            let missing = match system {
-                System::WireguardGo => self.options.wireguard_go.as_ref().err().cloned(),
-                System::Boringtun => self.options.boringtun.as_ref().err().cloned(),
-                System::OpenVpn => openvpn_is_missing(),
-                _ => None,
-            };
-            match missing {
-                Some(why) => notes.push(format!("no {}: {why}", system.label())),
-                None => available.push(*system),
+            match system {
+                System::WireguardGo if is_missing("wireguard-go") => {
+                    notes.push("no wireguard-go: install its Debian package".to_owned());
+                }
+                System::OpenVpn if is_missing("openvpn") => {
+                    notes.push("no OpenVPN: install its Debian package".to_owned());
+                }
+                _ => available.push(*system),
             }
         }
         available
@@ -276,24 +220,19 @@ impl Stage<'_> {
     }
 }
 
-fn openvpn_is_missing() -> Option<String> {
-    let places = ["/usr/sbin/openvpn", "/usr/local/sbin/openvpn"].map(std::path::Path::new);
-    let found = places.iter().any(|place| place.exists());
-    (!found).then(|| "install the Debian package openvpn".to_owned())
+fn is_missing(program: &str) -> bool {
+    let places = ["/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin"];
+    let mut places = places.iter().map(std::path::Path::new);
+    !places.any(|place| place.join(program).exists())
 }
 
 /// Which experiment runs with which congestion control.
 fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
     options.experiments.iter().flat_map(|experiment| {
-        let often = !matches!(
-            experiment,
-            Experiment::Latency
-                | Experiment::Redundant
-                | Experiment::Requests
-                | Experiment::Many
-                | Experiment::Memory
-        );
-        let most = if often { options.congestion.len() } else { 1 };
+        let most = match experiment {
+            Experiment::Requests => 1,
+            _ => options.congestion.len(),
+        };
         let controls = options.congestion.iter().take(most);
         controls.map(move |control| (experiment, control.as_str()))
     })
@@ -301,117 +240,4 @@ fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
 
 fn plain_links(_: &str, link: LinkSpec) -> LinkSpec {
     link
-}
-
-fn unlimited(stage: &Stage<'_>) -> Result<Table> {
-    let systems = [
-        System::Plain,
-        System::Mptcp,
-        System::WireguardGo,
-        System::Scramble,
-        System::Bare,
-        System::Seal,
-    ];
-    let mut place = Place::new(stage)?;
-    let mut notes = Vec::new();
-    let systems = stage.available(&systems, &mut notes);
-    let contestants = place.contestants(&systems, plain_links)?;
-    let mut table = throughput::table(
-        stage,
-        "One stream, links without a limit (veth, MTU 1500)",
-        &contestants,
-        &[
-            ("scramble", "wireguard-go", Some(2.0)),
-            ("scramble", "kernel MPTCP", Some(0.4)),
-            ("seal", "wireguard-go", Some(2.0)),
-            ("scramble", "plain TCP", None),
-        ],
-    )?;
-    table.notes.extend(notes);
-    Ok(table)
-}
-
-fn gigabit(stage: &Stage<'_>) -> Result<Table> {
-    let mut place = Place::new(stage)?;
-    let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
-    let contestants = place.contestants(&[System::Mptcp, System::Scramble], shaped)?;
-    throughput::table(
-        stage,
-        "One stream, two links of 1 Gbit/s",
-        &contestants,
-        &[("scramble", "kernel MPTCP", Some(0.97))],
-    )
-}
-
-fn sharing(stage: &Stage<'_>) -> Result<Table> {
-    let mut place = Place::with_links(stage, 3)?;
-    let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
-    let contestants = place.contestants(&[System::Plain, System::Share], shaped)?;
-    throughput::table(
-        stage,
-        "One stream, three links of 1 Gbit/s, 3 of 3 shares",
-        &contestants,
-        &[
-            ("share", throughput::MEGABYTES, Some(110.0)),
-            ("share", "plain TCP", None),
-        ],
-    )
-}
-
-fn uneven(stage: &Stage<'_>) -> Result<Table> {
-    const WIDE: u64 = 100_000_000;
-    const NARROW: u64 = 20_000_000;
-    let mut place = Place::new(stage)?;
-    let both = |interface: &str, link: LinkSpec| {
-        link.shaped(if interface == UNTRUSTED { NARROW } else { WIDE })
-    };
-    let narrow = |_: &str, link: LinkSpec| link.shaped(NARROW);
-    let contestants = [
-        place.contestant(System::Plain, "plain TCP by the first", both)?,
-        place.contestant(System::Plain, "plain TCP by the second", narrow)?,
-        place.contestant(System::Mptcp, System::Mptcp.label(), both)?,
-        place.contestant(System::Scramble, System::Scramble.label(), both)?,
-    ];
-    throughput::table(
-        stage,
-        "One stream, two links of 100 and 20 Mbit/s",
-        &contestants,
-        &[
-            (
-                "scramble",
-                "plain TCP by the first + plain TCP by the second",
-                Some(0.95),
-            ),
-            ("scramble", "kernel MPTCP", None),
-        ],
-    )
-}
-
-fn loss(stage: &Stage<'_>) -> Result<Table> {
-    let mut place = Place::new(stage)?;
-    let clean = Conditions::new()
-        .rate(100_000_000)
-        .delay(Duration::from_millis(2));
-    let lossy = clean.clone().loss(0.01);
-    let mut contestants: Vec<Contestant> = Vec::new();
-    for system in [System::Mptcp, System::Scramble] {
-        let label = system.label();
-        let links = |_: &str, link: LinkSpec| link.emulated(clean.clone());
-        contestants.push(place.contestant(system, &format!("{label}, no loss"), links)?);
-        let links = |interface: &str, link: LinkSpec| {
-            let untrusted = interface == UNTRUSTED;
-            link.emulated(if untrusted { &lossy } else { &clean }.clone())
-        };
-        contestants.push(place.contestant(system, &format!("{label}, 1 % loss"), links)?);
-    }
-    throughput::table(
-        stage,
-        "One stream, two emulated links of 100 Mbit/s and 2 ms, each wire packet of wlan0 lost \
-         with 1 %",
-        &contestants,
-        &[
-            ("scramble, 1 % loss", "scramble, no loss", Some(0.9)),
-            ("kernel MPTCP, 1 % loss", "kernel MPTCP, no loss", None),
-        ],
-    )
 }

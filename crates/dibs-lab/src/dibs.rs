@@ -173,11 +173,7 @@ pub fn configuration(paths: &[PathSpec], peer: &Peer<'_>, settings: Settings<'_>
         "[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\nstate_dir = \"/run/dibs/lib\"\n{daemon}\n"
     );
     for path in paths {
-        let trust = match path.trust {
-            Trust::Trusted => "trusted",
-            Trust::Untrusted => "untrusted",
-        };
-        let (name, interface) = (path.name, path.interface);
+        let (name, interface, trust) = (path.name, path.interface, path.trust.as_str());
         text += &format!(
             "[[path]]\nname = \"{name}\"\ninterface = \"{interface}\"\ntrust = \"{trust}\"\n"
         );

@@ -14,14 +14,14 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_netem::{Cause, Conditions, Emulator, Fate};
 use dibs_netns::Host;
 use dibs_wire::checksum;
-use dibs_wire::virtio::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, LEN as HEADER, NEEDS_CSUM};
+use dibs_wire::virtio::{GSO_NONE, LEN as HEADER, NEEDS_CSUM};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Pid, pipe2};
 
-use crate::packet_socket::{BATCH, Forward, PacketSocket, Ring};
+use crate::packet_socket::{BATCH, PacketSocket, Ring};
 
 const ETHERNET: usize = 14;
 /// Bytes that one direction may hold: 1 Gbit/s for two seconds.
@@ -113,8 +113,6 @@ pub(crate) struct Wire {
 struct Shared {
     /// The interfaces towards the ends.
     sockets: [PacketSocket; 2],
-    /// Whether superpackets pass.
-    superpackets: bool,
     /// By the end that packets come from.
     conditions: [Mutex<Conditions>; 2],
     stats: [Mutex<WireStats>; 2],
@@ -124,21 +122,16 @@ impl Wire {
     pub(crate) fn start(
         middle: &Host,
         names: [String; 2],
-        frames: Forward,
+        mtu: u32,
         conditions: [Conditions; 2],
         seed: u64,
     ) -> Result<Self> {
-        let open = |name: &str| middle.in_ns(|| PacketSocket::forward(name, frames));
-        let superpackets = frames.superpackets;
-        if superpackets {
-            conditions.iter().try_for_each(check_superpackets)?;
-        }
+        let open = |name: &str| middle.in_ns(|| PacketSocket::forward(name, mtu));
         let [(a, ring_a), (b, ring_b)] = [open(&names[0])?, open(&names[1])?];
         let largest_mtu = ring_a.largest_mtu();
         let (sockets, rings) = ([a, b], [ring_a, ring_b]);
         let shared = Arc::new(Shared {
             sockets,
-            superpackets,
             conditions: conditions.map(Mutex::new),
             stats: Default::default(),
         });
@@ -166,15 +159,8 @@ impl Wire {
         })
     }
 
-    pub(crate) fn set(&self, from: End, change: impl FnOnce(&mut Conditions)) -> Result<()> {
-        let mut conditions = lock(&self.shared.conditions[from as usize]);
-        let mut changed = conditions.clone();
-        change(&mut changed);
-        if self.shared.superpackets {
-            check_superpackets(&changed)?;
-        }
-        *conditions = changed;
-        Ok(())
+    pub(crate) fn set(&self, from: End, change: impl FnOnce(&mut Conditions)) {
+        change(&mut lock(&self.shared.conditions[from as usize]));
     }
 
     pub(crate) fn stats(&self, from: End) -> Result<WireStats> {
@@ -235,7 +221,6 @@ impl PartialOrd for Held {
 /// One direction: what the emulator decided about frames that have not come out yet.
 struct Direction {
     emulator: Emulator,
-    superpackets: bool,
     /// When the last frame came.
     entered_at: Duration,
     held: BinaryHeap<Held>,
@@ -251,8 +236,7 @@ impl Shared {
         // The default of 50 us would be added to every delay; a refusal only costs that.
         let _ = nix::sys::prctl::set_timerslack(1);
         // Neighbouring seeds must not give two links the same dice.
-        let mut directions =
-            [0, 1].map(|n| Direction::new(seed.wrapping_mul(2).wrapping_add(n), self.superpackets));
+        let mut directions = [0, 1].map(|n| Direction::new(seed.wrapping_mul(2).wrapping_add(n)));
         loop {
             let mut received = 0;
             let pairs = rings.iter_mut().zip(&mut directions).enumerate();
@@ -353,12 +337,11 @@ impl Shared {
 }
 
 impl Direction {
-    fn new(seed: u64, superpackets: bool) -> Self {
+    fn new(seed: u64) -> Self {
         // One step of a mixer, so that seeds 1 and 2 share no dice in either direction.
         let seed = seed.wrapping_mul(0xd134_2543_de82_ef95).rotate_left(29);
         Self {
             emulator: Emulator::new(seed),
-            superpackets,
             entered_at: Duration::ZERO,
             held: BinaryHeap::new(),
             held_bytes: 0,
@@ -376,14 +359,16 @@ impl Direction {
         stats: &mut WireStats,
     ) {
         stats.entered += 1;
-        let len = wire_len(frame);
-        if frame[1] != GSO_NONE && !self.superpackets {
+        if frame[1] != GSO_NONE {
             stats.oversized += 1;
             return;
         }
         // The wall clock may be set back.
         self.entered_at = self.entered_at.max(now);
-        let delivery = match self.emulator.enter(conditions, self.entered_at, len) {
+        let delivery = match self
+            .emulator
+            .enter(conditions, self.entered_at, frame.len() - HEADER)
+        {
             Fate::Dropped(Cause::Outage) => return stats.outage_dropped += 1,
             Fate::Dropped(Cause::Queue) => return stats.queue_dropped += 1,
             Fate::Dropped(Cause::Loss) => return stats.lost += 1,
@@ -423,43 +408,6 @@ impl Direction {
         });
         self.number += 1;
     }
-}
-
-/// Refuses what treats each wire packet for itself.
-fn check_superpackets(conditions: &Conditions) -> Result<()> {
-    let Conditions {
-        loss,
-        reorder,
-        duplicate,
-        corrupt,
-        ..
-    } = conditions;
-    let dice = [loss, reorder, duplicate, corrupt];
-    ensure!(
-        dice.iter().all(|&&probability| probability == 0.0),
-        "a link of superpackets cannot treat each packet for itself: {conditions:?}"
-    );
-    Ok(())
-}
-
-/// Bytes of the frames that a frame with a virtio-net header is on a wire: a superpacket's headers precede each of
-/// its segments.
-fn wire_len(frame: &[u8]) -> usize {
-    let (header, packet) = frame.split_at(HEADER);
-    let field = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
-    let (size, transport) = (field(4), field(6));
-    let headers = match header[1] & !GSO_ECN {
-        _ if size == 0 => return packet.len(),
-        GSO_NONE => return packet.len(),
-        // The data offset, in words of 4 bytes.
-        GSO_TCPV4 | GSO_TCPV6 => match packet.get(transport + 12) {
-            Some(offset) => transport + usize::from(offset >> 4) * 4,
-            None => return packet.len(),
-        },
-        _ => transport + 8,
-    };
-    let payload = packet.len().saturating_sub(headers);
-    packet.len() + payload.div_ceil(size).saturating_sub(1) * headers
 }
 
 /// Flips one bit behind the link-layer header, after finishing the checksum: the receiver must be
@@ -538,7 +486,7 @@ mod tests {
 
     #[test]
     fn frames_come_out_by_time_and_then_in_order() {
-        let mut direction = Direction::new(1, false);
+        let mut direction = Direction::new(1);
         for (at, name) in [(2, b'c'), (1, b'a'), (1, b'b')] {
             direction.hold(Duration::from_millis(at), vec![name]);
         }
@@ -548,34 +496,26 @@ mod tests {
         assert_eq!(order, b"abc");
     }
 
-    /// Bytes that leave at 1 Gbit/s take 8 ns each, the delay comes on top, and what enters meanwhile waits its turn;
-    /// a superpacket takes the time of its wire packets.
+    /// Bytes that leave at 1 Gbit/s take 8 ns each, the delay comes on top, and what enters meanwhile waits its turn.
     #[test]
     fn frames_leave_at_the_rate_and_arrive_after_the_delay_in_their_order() {
         let delay = Duration::from_millis(5);
         let conditions = Conditions::new().rate(1_000_000_000).delay(delay);
-        let mut direction = Direction::new(1, true);
+        let mut direction = Direction::new(1);
         let mut stats = WireStats::default();
-        let mut superpacket = vec![NEEDS_CSUM, GSO_TCPV4, 0, 0];
-        for field in [1448u16, 34, 16] {
-            superpacket.extend_from_slice(&field.to_ne_bytes());
-        }
-        let mut packet = vec![0; 66 + 10 * 1448];
-        packet[34 + 12] = 8 << 4;
-        superpacket.extend_from_slice(&packet);
-        let single = [vec![0; HEADER], vec![0; 1514]].concat();
-        for frame in [&superpacket, &single, &superpacket] {
+        let [large, small] = [1514, 60].map(|len| vec![0; HEADER + len]);
+        for frame in [&large, &small, &large] {
             direction.enter(&conditions, Duration::ZERO, frame, &mut stats);
         }
         // Long after the others have left.
         let later = Duration::from_secs(1);
-        direction.enter(&conditions, later, &single, &mut stats);
+        direction.enter(&conditions, later, &large, &mut stats);
         let at = |bytes: u64| delay + Duration::from_nanos(8 * bytes);
         let expected = [
-            (at(15_140), &superpacket),
-            (at(15_140 + 1514), &single),
-            (at(2 * 15_140 + 1514), &superpacket),
-            (later + at(1514), &single),
+            (at(1514), &large),
+            (at(1514 + 60), &small),
+            (at(2 * 1514 + 60), &large),
+            (later + at(1514), &large),
         ];
         for (at, frame) in expected {
             let held = direction.held.pop().expect("all of them pass");
@@ -585,32 +525,8 @@ mod tests {
     }
 
     #[test]
-    fn superpackets_are_as_long_as_their_wire_packets() {
-        let superpacket = |kind: u8, size: u16, len: usize| {
-            let mut frame = vec![NEEDS_CSUM, kind, 0, 0];
-            for field in [size, 34, 16] {
-                frame.extend_from_slice(&field.to_ne_bytes());
-            }
-            let mut packet = vec![0; len];
-            // Eight words of header, if it is TCP.
-            packet[34 + 12] = 8 << 4;
-            frame.extend_from_slice(&packet);
-            wire_len(&frame)
-        };
-        // 34 bytes of Ethernet and IPv4, 32 of TCP, 8 of UDP.
-        assert_eq!(
-            superpacket(GSO_TCPV4, 1448, 66 + 2 * 1448 + 100),
-            3 * 66 + 2996
-        );
-        assert_eq!(superpacket(GSO_TCPV4 | GSO_ECN, 1448, 66 + 1448), 66 + 1448);
-        assert_eq!(superpacket(5, 1472, 42 + 2 * 1472), 2 * 1514);
-        assert_eq!(superpacket(GSO_NONE, 0, 1514), 1514);
-        assert_eq!(superpacket(5, 0, 60), 60);
-    }
-
-    #[test]
     fn superpackets_are_refused_and_counted() {
-        let mut direction = Direction::new(1, false);
+        let mut direction = Direction::new(1);
         let mut frame = unfinished();
         frame[1] = 1;
         let mut stats = WireStats::default();

@@ -7,7 +7,6 @@ use dibs_netem::Conditions;
 use dibs_netns::{HANG, Host, veth, wait_until};
 
 use crate::emulated_link::{self, End, Wire, WireStats};
-use crate::packet_socket::Forward;
 
 /// What a link is to be.
 #[derive(Clone, Debug)]
@@ -16,7 +15,6 @@ pub struct LinkSpec {
     mtu: u32,
     seed: u64,
     kind: Kind,
-    superpackets: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -49,7 +47,6 @@ impl LinkSpec {
             mtu: 1500,
             seed: 1,
             kind: Kind::Plain,
-            superpackets: false,
         }
     }
 
@@ -75,14 +72,6 @@ impl LinkSpec {
     /// Emulates each direction with conditions of its own.
     pub fn emulated_each(mut self, from_a: Conditions, from_b: Conditions) -> Self {
         self.kind = Kind::Emulated(Box::new([from_a, from_b]));
-        self
-    }
-
-    /// Has an emulated link carry superpackets as they are, as between interfaces that segment what they send and
-    /// merge what they receive, so that a fast link leaves the processor to its ends. They take the time of their wire
-    /// packets, and meet one fate.
-    pub fn superpackets(mut self) -> Self {
-        self.superpackets = true;
         self
     }
 
@@ -115,21 +104,16 @@ impl Link {
                     veth::add((host, interface), (&middle, name), mtu)?;
                     middle.run(&format!("ip link set {name} arp off up"))?;
                     emulated_link::receive_on_its_processor(&middle, name);
-                    if !spec.superpackets {
-                        // Segmentation then happens on the host, before the packet leaves it.
-                        host.run(&format!(
-                            "ethtool -K {interface} tso off tx-udp-segmentation off \
-                             tx-sctp-segmentation off tx-gso-list off"
-                        ))?;
-                    }
+                    // Segmentation then happens on the host, before the packet leaves it.
+                    host.run(&format!(
+                        "ethtool -K {interface} tso off tx-udp-segmentation off \
+                         tx-sctp-segmentation off tx-gso-list off"
+                    ))?;
                 }
                 Some(Wire::start(
                     &middle,
                     names,
-                    Forward {
-                        mtu,
-                        superpackets: spec.superpackets,
-                    },
+                    mtu,
                     conditions.as_ref().clone(),
                     spec.seed,
                 )?)
@@ -214,7 +198,7 @@ impl Link {
     /// Changes the conditions of both directions of an emulated link, from the next packet on.
     ///
     /// # Errors
-    /// If the link is not emulated, or carries superpackets and they would have to be treated packet by packet.
+    /// If the link is not emulated.
     pub fn set(&self, mut change: impl FnMut(&mut Conditions)) -> Result<()> {
         End::BOTH
             .iter()
@@ -226,7 +210,8 @@ impl Link {
     /// # Errors
     /// As for [`set`](Self::set).
     pub fn set_from(&self, from: End, change: impl FnOnce(&mut Conditions)) -> Result<()> {
-        self.wire()?.set(from, change)
+        self.wire()?.set(from, change);
+        Ok(())
     }
 
     /// What became of the packets from one end so far.

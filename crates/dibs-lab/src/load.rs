@@ -1,12 +1,10 @@
-//! Load and what becomes of it: bulk transfers, ping-pong, requests and many open connections, over TCP or MPTCP.
+//! Load and what becomes of it: bulk transfers and ping-pong, over TCP or MPTCP, and a server.
 //!
 //! Ours rather than iperf3's, for the receiver checks every byte and sees each gap, and MPTCP needs
 //! no wrapper. Reports serialise to JSON.
 
-mod beats;
 mod latency;
 mod nginx;
-mod requests;
 pub(crate) mod sockets;
 mod throughput;
 
@@ -15,10 +13,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
-pub use beats::{Beats, BeatsReport};
-pub use latency::{Latency, LatencyReport};
+pub use latency::Latency;
 pub use nginx::nginx;
-pub use requests::{Requests, RequestsReport};
 pub use sockets::{Transport, accept, set_congestion};
 pub use throughput::{Throughput, ThroughputReport, Transfer};
 

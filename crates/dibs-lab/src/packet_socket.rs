@@ -21,8 +21,6 @@ const BLOCK: usize = 1 << 20;
 const ADDRESS: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(16);
 /// Bytes that a forwarding socket may have sent without their being received.
 const SENDING: usize = 32 << 20;
-/// A slot for a superpacket.
-const SUPERPACKET: usize = 65536 + 1024;
 /// Room for what precedes a frame in its slot.
 const OVERHEAD: usize = 128;
 
@@ -33,15 +31,6 @@ const BLOCKS: usize = 512;
 const HAND_OVER: u32 = 50;
 /// Bytes of each frame for who listens to heads.
 const HEAD: u32 = 384;
-
-/// Which frames a forwarding socket has room for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Forward {
-    /// Those of this MTU.
-    pub(crate) mtu: u32,
-    /// Superpackets too.
-    pub(crate) superpackets: bool,
-}
 
 /// What is heard of each frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +95,7 @@ pub(crate) struct Frame<'a> {
 impl PacketSocket {
     /// Opens one in the calling thread's network namespace, whose frames carry a virtio-net header; those that we
     /// send are not received.
-    pub(crate) fn forward(interface: &str, frames: Forward) -> Result<(Self, Ring)> {
+    pub(crate) fn forward(interface: &str, mtu: u32) -> Result<(Self, Ring)> {
         let open = || -> io::Result<(Self, Ring)> {
             let socket = Self::new(libc::tpacket_versions::TPACKET_V2)?;
             for option in [
@@ -121,14 +110,8 @@ impl PacketSocket {
             if setsockopt(&socket.0, sockopt::SndBufForce, &SENDING).is_err() {
                 setsockopt(&socket.0, sockopt::SndBuf, &SENDING)?;
             }
-            let slot = (frames.mtu as usize + OVERHEAD)
-                .next_power_of_two()
-                .max(2048);
-            let (slot, blocks) = match frames.superpackets {
-                true => (SUPERPACKET, 64),
-                false => (slot, 16.max(4 * slot / 2048)),
-            };
-            let ring = Ring::new(&socket, slot, blocks)?;
+            let slot = (mtu as usize + OVERHEAD).next_power_of_two().max(2048);
+            let ring = Ring::new(&socket, slot, 16.max(4 * slot / 2048))?;
             socket.bind(interface)?;
             Ok((socket, ring))
         };

@@ -1,9 +1,6 @@
-//! Processor time of the whole machine, time and memory of a process, from /proc.
-
-use std::time::Duration;
+//! Processor time of the whole machine, from /proc.
 
 use anyhow::{Context as _, Result};
-use nix::unistd::{SysconfVar, sysconf};
 
 /// What was used between two looks.
 pub(crate) struct Processor {
@@ -57,31 +54,6 @@ fn times(text: &str) -> Option<Times> {
     })
 }
 
-/// What a process has used since it started, its threads together.
-pub(crate) fn used_by(pid: u32) -> Result<Duration> {
-    let file = format!("/proc/{pid}/stat");
-    let text = std::fs::read_to_string(&file).context(file)?;
-    let each = sysconf(SysconfVar::CLK_TCK)?.context("clock ticks")?;
-    let used = ticks(&text).context("/proc/PID/stat has other words than expected")?;
-    Ok(Duration::from_secs_f64(used as f64 / each as f64))
-}
-
-/// proc_pid_stat(5): utime and stime are the 14th and 15th word; the second, a name in parentheses, may hold any character.
-fn ticks(text: &str) -> Option<u64> {
-    let (_, behind) = text.rsplit_once(')')?;
-    let mut words = behind.split_whitespace().skip(11);
-    Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
-}
-
-/// The resident bytes of a process (VmRSS).
-pub(crate) fn resident(pid: u32) -> Result<u64> {
-    let file = format!("/proc/{pid}/status");
-    let text = std::fs::read_to_string(&file).context(file)?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    Ok(kib.context("no VmRSS")? << 10)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,11 +65,5 @@ mod tests {
         // 70 of 100 ticks of two processors.
         assert_eq!(percent(before, now), 140.0);
         assert_eq!(times("cpu  1 2\n"), None);
-    }
-
-    #[test]
-    fn the_time_of_a_process_stands_behind_its_name() {
-        let text = "12 (a ) b) S 1 12 12 0 -1 4194560 5 0 0 0 700 21 0 0 20 0";
-        assert_eq!(ticks(text), Some(721));
     }
 }

@@ -70,25 +70,9 @@ fn openvpn_carries_data() {
         let (_lab, a, b) = two_links()?;
         let tunnel = baseline::openvpn((&a, "10.0.1.1".parse()?), (&b, FIRST.parse()?))?;
         carries(&a, &b, tunnel.b, Transport::Tcp)?;
-        let report = Latency::new(SocketAddr::new(tunnel.b, 700))
-            .duration(SECOND)
-            .run(&a, &b)?;
+        let to = SocketAddr::new(tunnel.b, 700);
+        let report = Latency::measured([&a, &b], to, Transport::Tcp, SECOND)?;
         println!("{}", serde_json::to_string(&report)?);
-        Ok(())
-    });
-}
-
-/// Needs a Go toolchain and its module proxy: for the benchmark, not for every run of the tests.
-#[test]
-#[ignore = "needs a Go toolchain and network access"]
-fn wireguard_go_carries_data() {
-    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let program = baseline::build_wireguard_go(cache).unwrap();
-    isolated(|| {
-        let (_lab, a, b) = two_links()?;
-        let near = (&a, "10.0.1.1".parse()?);
-        let tunnel = baseline::wireguard_go(&program, near, (&b, FIRST.parse()?))?;
-        carries(&a, &b, tunnel.b, Transport::Tcp)?;
         Ok(())
     });
 }

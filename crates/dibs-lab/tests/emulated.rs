@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::load::{Latency, Throughput};
+use dibs_lab::load::{Latency, Throughput, Transport};
 use dibs_lab::{Capture, Conditions, End, Lab, Link, LinkSpec, WireStats};
 use dibs_netns::{HANG, Host};
 use dibs_netns::{isolated, wait_for, wait_until};
@@ -180,42 +180,11 @@ fn emulated_links_carry_no_more_than_their_rate() {
     });
 }
 
-/// Segments that TCP of a host got ahead of others.
-fn early(host: &Host) -> Result<u64> {
-    let printed = host.run("nstat -asz TcpExtTCPOFOQueue")?;
-    let mut words = printed.split_ascii_whitespace();
-    words.find(|word| word.ends_with("Queue"));
-    Ok(words.next().context("nstat tells a number")?.parse()?)
-}
-
-#[test]
-fn superpackets_pass_whole_and_keep_their_order() {
-    isolated(|| {
-        let conditions = Conditions::new().rate(1_000_000_000).delay(5 * MS);
-        let (_lab, a, b, link) = quiet(|spec| spec.emulated(conditions).superpackets())?;
-        carries(&a, &b, 64, 1000)?;
-        let stats = link.stats(End::A)?;
-        // More than one packet of the wire each, on the average.
-        assert!(stats.bytes > 1514 * stats.delivered, "{stats:?}");
-        assert_eq!(stats.overruns, 0, "{stats:?}");
-        // What a full queue drops lets others get ahead, and nothing else does.
-        if stats.queue_dropped == 0 {
-            assert_eq!(early(&b)?, 0);
-        }
-
-        let refused = link.set(|conditions| conditions.loss = 0.01);
-        assert!(refused.unwrap_err().to_string().contains("superpackets"));
-        link.set(|conditions| conditions.rate = Some(50_000_000))?;
-        carries(&a, &b, 4, 50)?;
-        Ok(())
-    });
-}
-
 #[test]
 fn the_delay_is_each_ways() {
     isolated(|| {
         let (_lab, a, b, _link) = emulated(Conditions::new().delay(10 * MS))?;
-        let report = Latency::new(address()).duration(100 * MS).run(&a, &b)?;
+        let report = Latency::measured([&a, &b], address(), Transport::Tcp, 100 * MS)?;
         println!("{}", serde_json::to_string(&report)?);
         assert!(report.min_us >= 10_000.0, "{report:?}");
         Ok(())

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+pub use dibs_settings::Fail;
 use dibs_settings::{BumpId, Shows, Term};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -47,16 +48,6 @@ impl Default for Desired {
             sessions: Vec::new(),
         }
     }
-}
-
-/// Fate of steered packets that cannot leave by their bump's device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fail {
-    /// They are dropped.
-    Closed,
-    /// They leave in plain by the ordinary route.
-    Open,
 }
 
 /// How packets marked for one bump leave this host.

@@ -2,9 +2,9 @@
 
 mod captures;
 mod codec;
+mod database;
 mod files;
 mod hinted;
-mod programs;
 mod read;
 mod scene;
 mod sum;
@@ -95,9 +95,9 @@ pub const PARTS: [Part; 8] = [
         run: sum::run,
     },
     Part {
-        name: "programs",
-        title: "Real programs whose connections move each second",
+        name: "database",
+        title: "A database whose connections move each second",
         source: "In no paper; the transparency and agility of Pohly et al. 2015 put to the test",
-        run: programs::run,
+        run: database::run,
     },
 ];

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use std::str::FromStr;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 mod match_expr;
 mod term;
@@ -147,6 +147,61 @@ pub enum Role {
     Backup,
     /// Nothing: as if its interface were down.
     Never,
+}
+
+/// Trust in a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Trust {
+    /// Nobody listens.
+    Trusted,
+    /// Somebody may be listening.
+    Untrusted,
+}
+
+impl Trust {
+    /// Its word in the file.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted",
+            Self::Untrusted => "untrusted",
+        }
+    }
+}
+
+/// Integrity of data that is not encrypted (docs/protocol.md, 9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Integrity {
+    /// Every datagram is authenticated.
+    On = 0,
+    /// Bare data datagrams are allowed, the papers' scheme.
+    Off = 1,
+}
+
+/// Origin of a session's keys, beside the static keys of both ends; the strongest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyOrigin {
+    /// Their handshake went by a path that both ends call trusted.
+    Trusted,
+    /// A secret of an earlier handshake is in them. Keys of the first kind may have one too.
+    Chained,
+    /// The preshared key is in them.
+    Preshared,
+    /// None of these.
+    Untrusted,
+}
+
+/// Fate of steered packets that cannot leave by their bump's device, as while the daemon is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fail {
+    /// They are dropped.
+    Closed,
+    /// They leave in plain by the ordinary route.
+    Open,
 }
 
 /// How firmly a rule holds.

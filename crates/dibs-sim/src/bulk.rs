@@ -15,7 +15,6 @@ pub mod pair;
 pub mod plain;
 pub mod receiver;
 mod recovery;
-pub mod report;
 mod rtt;
 pub mod scenario;
 mod scoreboard;
@@ -25,15 +24,4 @@ mod wire;
 
 pub use pair::{Outcome, Pair};
 pub use plain::{Carried, Plain};
-pub use report::{HEADING, Row};
 pub use scenario::{Change, Link, Scenario};
-
-/// Runs the scenario of a seed; `watches`: its course is noted.
-///
-/// # Errors
-/// A promise was broken; the text says which, and how to repeat it.
-pub fn run(seed: u64, watches: bool) -> Result<Row, String> {
-    let scenario = Scenario::random(seed);
-    let run = std::panic::catch_unwind(|| Row::run(scenario, watches));
-    run.unwrap_or_else(|panic| Err(format!("seed {seed}: {}", crate::panic_text(&*panic))))
-}

@@ -135,11 +135,6 @@ impl Conn {
         }
     }
 
-    /// Whether a packet with these ports is of this connection, going either way.
-    pub fn has_ports(&self, a: u16, b: u16) -> bool {
-        self.ports == (a, b) || self.ports == (b, a)
-    }
-
     /// Lets the application at `host` work.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Runs histories of the simulator, or bulk transfers: `dibs-sim [--bulk | --rules] [--seeds N] [--seed S] [--jobs J]`.
+//! Runs histories of the simulator: `dibs-sim [--rules] [--seeds N] [--seed S] [--jobs J]`.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -6,19 +6,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use dibs_sim::bulk::HEADING;
 use dibs_sim::coverage::Histogram;
 
-const USAGE: &str = "usage: dibs-sim [--bulk | --rules] [--seeds N] [--seed S] [--jobs J]
-  --bulk     transfers of tens of megabytes over two links, beside the best link alone
+const USAGE: &str = "usage: dibs-sim [--rules] [--seeds N] [--seed S] [--jobs J]
   --rules    histories in which users change rules as well
-  --seeds N  run N seeds, from the one of --seed on (default 2000 from 0, or 100 with --bulk; 1 if --seed stands
-             alone, of which --bulk shows the course)
+  --seeds N  run N seeds, from the one of --seed on (default 2000 from 0; 1 if --seed stands alone)
   --seed S   the first seed
   --jobs J   threads (default: one a processor)";
 
 struct Arguments {
-    bulk: bool,
     rules: bool,
     first: u64,
     count: u64,
@@ -26,7 +22,7 @@ struct Arguments {
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let (mut first, mut count, mut bulk, mut rules) = (None, None, false, false);
+    let (mut first, mut count, mut rules) = (None, None, false);
     let mut jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -36,7 +32,6 @@ fn arguments() -> Result<Arguments, String> {
                 .map_err(|e| format!("{word} {text}: {e}"))
         };
         match word.as_str() {
-            "--bulk" => bulk = true,
             "--rules" => rules = true,
             "--seed" => first = Some(number()?),
             "--seeds" => count = Some(number()?),
@@ -44,12 +39,10 @@ fn arguments() -> Result<Arguments, String> {
             _ => return Err(format!("{word} is not an option")),
         }
     }
-    let all = if bulk { 100 } else { 2000 };
     Ok(Arguments {
-        bulk,
         rules,
         first: first.unwrap_or(0),
-        count: count.unwrap_or(if first.is_some() { 1 } else { all }),
+        count: count.unwrap_or(if first.is_some() { 1 } else { 2000 }),
         jobs,
     })
 }
@@ -67,10 +60,7 @@ fn main() -> ExitCode {
         }
     };
     let began = Instant::now();
-    let failed = match arguments.bulk {
-        true => transfers(&arguments),
-        false => histories(&arguments),
-    };
+    let failed = histories(&arguments);
     say(&format!(
         "{} seeds in {:.1} s, {failed} failed",
         arguments.count,
@@ -83,15 +73,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs each seed, on as many threads as there are jobs, and has `take` take in what came of it; returns how many
-/// failed.
-fn each_seed<T>(
-    arguments: &Arguments,
-    run: impl Fn(u64) -> Result<T, String> + Sync,
-    take: impl FnMut(T) + Send,
-) -> u64 {
+/// Runs each history, on as many threads as there are jobs; returns how many failed.
+fn histories(arguments: &Arguments) -> u64 {
+    let run = match arguments.rules {
+        true => dibs_sim::run_ruled,
+        false => dibs_sim::run,
+    };
     let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-    let (take, began) = (Mutex::new(take), Instant::now());
+    let (histogram, began) = (Mutex::new(Histogram::default()), Instant::now());
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
@@ -99,7 +88,11 @@ fn each_seed<T>(
                 return;
             }
             match run(arguments.first + at) {
-                Ok(outcome) => take.lock().expect("no thread panics with it")(outcome),
+                Ok(report) if arguments.count == 1 => say(&format!("{report:#?}")),
+                Ok(report) => {
+                    let mut histogram = histogram.lock().expect("no thread panics with it");
+                    histogram.add(&report.coverage);
+                }
                 Err(text) => {
                     failed.fetch_add(1, Ordering::Relaxed);
                     say(&format!("{text}\n"));
@@ -111,38 +104,15 @@ fn each_seed<T>(
         }
     };
     std::thread::scope(|scope| (0..arguments.jobs).for_each(|_| drop(scope.spawn(work))));
-    failed.into_inner()
-}
-
-/// Runs histories; returns how many failed.
-fn histories(arguments: &Arguments) -> u64 {
-    let mut histogram = Histogram::default();
-    let run = match arguments.rules {
-        true => dibs_sim::run_ruled,
-        false => dibs_sim::run,
-    };
-    let failed = each_seed(arguments, run, |report| match arguments.count {
-        1 => say(&format!("{report:#?}")),
-        _ => histogram.add(&report.coverage),
-    });
     if arguments.count > 1 {
+        let histogram = histogram.into_inner().expect("no thread panicked with it");
         say(&format!("{histogram}"));
         let missing = histogram.missing();
         if !missing.is_empty() {
             say(&format!("never: {}", missing.join(", ")));
         }
     }
-    failed
-}
-
-/// Runs bulk transfers, and shows each as a row; returns how many failed.
-fn transfers(arguments: &Arguments) -> u64 {
-    say(HEADING);
-    let run = |seed| dibs_sim::bulk::run(seed, arguments.count == 1);
-    each_seed(arguments, run, |row| {
-        row.outcome.course.iter().for_each(|line| say(line));
-        say(&format!("{row}"));
-    })
+    failed.into_inner()
 }
 
 /// Prints a line; whoever reads may have gone.

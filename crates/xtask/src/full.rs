@@ -13,11 +13,10 @@ type Part = (&'static str, &'static [&'static str]);
 
 const CHECK: &str = "check";
 const SWITCHES: &str = "switches";
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 10] = [
     (CHECK, &[]),
     ("model", &["model"]),
     ("sim", &["sim", "--seeds", "20000"]),
-    ("bulk", &["sim", "--bulk", "--seeds", "300"]),
     (SWITCHES, &[]),
     ("fuzz", &["fuzz", "--seconds", "60"]),
     ("aarch64", &["aarch64"]),

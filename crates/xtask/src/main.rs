@@ -33,10 +33,10 @@ enum Command {
     /// One that fails keeps no other from running; the last lines name those that failed. Installs missing
     /// system packages as root on Debian, and names them elsewhere.
     Test,
-    /// Run random histories of two hosts in the simulator, or bulk transfers; has options of its own.
+    /// Run random histories of two hosts in the simulator; has options of its own.
     #[command(disable_help_flag = true)]
     Sim {
-        /// Options of the simulator: --bulk, --seeds N, --seed S, --jobs J
+        /// Options of the simulator: --rules, --seeds N, --seed S, --jobs J
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
@@ -47,9 +47,8 @@ enum Command {
     Demo,
     /// Compare dibs with plain TCP, kernel MPTCP and VPNs in user space; has options of its own.
     ///
-    /// Installs missing system packages as root on Debian, and names them elsewhere. wireguard-go
-    /// is built where there is a Go toolchain, boringtun from the crates' registry; what cannot be had is left out, and
-    /// named. With `--compare REV`, that revision's programs are built from a checkout of its own, and take turns with
+    /// Installs missing system packages as root on Debian, and names them elsewhere. What
+    /// is not there is left out, and named. With `--compare REV`, that revision's programs are built from a checkout of its own, and take turns with
     /// this tree's.
     #[command(disable_help_flag = true)]
     Bench {
@@ -114,7 +113,7 @@ enum Command {
     ///
     /// Installs Verifpal into target/tools, and by rustup a nightly compiler to build it. Takes ten minutes.
     Model,
-    /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
+    /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or database.
     ///
     /// The same as `reproduce NAME`.
     #[command(disable_help_flag = true)]
@@ -203,14 +202,14 @@ fn man(directory: &Path) -> Result<()> {
 fn reproduce(options: &[OsString]) -> Result<()> {
     packages::ensure(&[&packages::LAB, &packages::EXPERIMENT])?;
     let named = |name: &str| options.iter().any(|option| option == name);
-    if named("programs") || !PARTS.iter().any(|name| named(name)) {
-        packages::offer_programs()?;
+    if named("database") || !PARTS.iter().any(|name| named(name)) {
+        packages::offer_database()?;
     }
     build_release()?;
     run::run(process::Command::new(release("dibs-reproduce")?).args(options))
 }
 
-/// The experiments that need no programs of others to be under load.
+/// The experiments that need no database.
 const PARTS: [&str; 7] = ["codec", "captures", "files", "read", "dibs", "hint", "sum"];
 
 /// The programs as they are installed.

@@ -32,17 +32,14 @@ pub(crate) const TESTS: [Need; 10] = [
 ];
 /// What the experiments need beside that of the lab.
 pub(crate) const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
-/// What the benchmark needs beside that: a server, and who asks it.
-pub(crate) const BENCH: [Need; 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
-/// Programs that an experiment has under load; it leaves out what is not there.
-const PROGRAMS: [Need; 6] = [
-    ("pgbench", "postgresql"),
+/// What the benchmark needs beside that: a VPN, a server, and who asks it.
+pub(crate) const BENCH: [Need; 3] = [
     ("nginx", "nginx-light"),
-    ("redis-server", "redis-server"),
-    ("sshd", "openssh-server"),
-    ("ssh", "openssh-client"),
-    ("rsync", "rsync"),
+    ("wireguard-go", "wireguard-go"),
+    ("wrk", "wrk"),
 ];
+/// What an experiment has under load.
+const DATABASE: [Need; 1] = [("pgbench", "postgresql")];
 /// What building the fuzzers needs.
 pub(crate) const FUZZ: [Need; 1] = [("c++", "g++")];
 /// What booting other kernels takes, but for the machine.
@@ -59,13 +56,13 @@ pub(crate) const TRIAL: [Need; 2] = [("mmdebstrap", "mmdebstrap"), ("unshare", "
 /// Where system programs live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
 
-/// Installs the programs that an experiment has under load, where that can be done.
+/// Installs the database that an experiment has under load, where that can be done.
 ///
 /// # Errors
 /// If installing fails.
-pub(crate) fn offer_programs() -> Result<()> {
+pub(crate) fn offer_database() -> Result<()> {
     if is_root()? && exists("apt-get") {
-        return ensure(&[&PROGRAMS]);
+        return ensure(&[&DATABASE]);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use dibs_config::Config;
 use dibs_control::RuleOrigin;
-use dibs_policy::{BumpRoute, ClassRule, Desired, DeviceOwner, Fail};
+use dibs_policy::{BumpRoute, ClassRule, Desired, DeviceOwner};
 use dibs_settings::BumpId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -65,10 +65,7 @@ pub fn desired(
     Desired {
         marks: marks(config),
         table_base: config.daemon.table_base,
-        fail: match config.daemon.fail {
-            dibs_config::Fail::Closed => Fail::Closed,
-            dibs_config::Fail::Open => Fail::Open,
-        },
+        fail: config.daemon.fail,
         gateway: config.daemon.gateway.clone(),
         bumps: in_use.iter().map(route).collect(),
         rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),

@@ -22,7 +22,7 @@ use crate::host::live::Live;
 use crate::host::process::wall;
 use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
-use crate::switch::sessions::{UNSECURED, key_origin, outdated, peer_state};
+use crate::switch::sessions::{UNSECURED, outdated, peer_state};
 use crate::switch::{Daemon, sessions};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
@@ -75,10 +75,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime: daemon.started.elapsed().as_secs(),
-        integrity: match daemon.config.daemon.integrity {
-            dibs_config::Integrity::On => dibs_control::Integrity::On,
-            dibs_config::Integrity::Off => dibs_control::Integrity::Off,
-        },
+        integrity: daemon.config.daemon.integrity,
         warnings,
         peers: peers_of(daemon, &snapshot, &on_bumps),
         paths: paths_of(daemon, &snapshot),
@@ -182,7 +179,7 @@ fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -
                     .iter()
                     .filter(|(live, _)| live.peer == index)
                     .count() as u64,
-                keys: seen.keys.map(key_origin),
+                keys: seen.keys,
                 endpoints: endpoints_of(daemon, index),
                 reason: peer_reason(daemon, index, seen),
             }

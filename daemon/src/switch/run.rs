@@ -148,7 +148,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     daemon.kernel.let_go();
     // Whoever asks from now on learns that nobody is here.
     let _ = std::fs::remove_file(&socket);
-    if daemon.config.daemon.fail == dibs_config::Fail::Open {
+    if daemon.config.daemon.fail == dibs_settings::Fail::Open {
         steering::remove_all(&daemon, true)
             .await
             .context("cannot let go")?;

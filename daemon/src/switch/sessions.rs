@@ -11,7 +11,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_control::{KeyOrigin, PeerState, SilentPortInfo};
+use dibs_control::{PeerState, SilentPortInfo};
 use dibs_core::node::{PeerSnapshot, SilentPort};
 use dibs_core::session;
 use dibs_policy::sockets;
@@ -52,16 +52,6 @@ pub(crate) fn outdated(behind: Duration) -> String {
 pub(crate) const UNSECURED: &str = "nothing secures a handshake by an untrusted path: there is no earlier session to \
      follow, and no preshared key; repair the trusted path, or at both ends give the peer a preshared_key_file, or set \
      handshake = \"any\" in [daemon]";
-
-/// Origin of a session's keys, as the user hears of it.
-pub(crate) const fn key_origin(keys: session::KeyOrigin) -> KeyOrigin {
-    match keys {
-        session::KeyOrigin::Trusted => KeyOrigin::Trusted,
-        session::KeyOrigin::Chained => KeyOrigin::Chained,
-        session::KeyOrigin::Preshared => KeyOrigin::Preshared,
-        session::KeyOrigin::Untrusted => KeyOrigin::Untrusted,
-    }
-}
 
 /// Which peers have a session and answer, by index.
 pub(crate) async fn sessions(daemon: &Daemon) -> Result<Vec<bool>, Gone> {

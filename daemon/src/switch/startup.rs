@@ -14,7 +14,7 @@ use dibs_config::Config;
 use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
-use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
+use dibs_core::session::{PublicKey, Secret, StaticSecret, Suite};
 use dibs_policy::{
     Backstop, Binding, ClassRule, Desired, Fail, Family, Known, Probed, Standing, Steering,
     Strength,
@@ -100,10 +100,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
     Ok(NodeConfig {
         private: Box::new(StaticSecret::from(*key.as_bytes())),
         suite: Suite::for_this_cpu(),
-        integrity: match config.daemon.integrity {
-            dibs_config::Integrity::On => Integrity::On,
-            dibs_config::Integrity::Off => Integrity::Off,
-        },
+        integrity: config.daemon.integrity,
         handshake: config.daemon.handshake,
         paths: config.paths.iter().map(local).collect(),
         peers,

@@ -474,7 +474,7 @@ mod tests {
     use super::*;
 
     /// What a connection costs that says nothing: in the slab, beside about 130 bytes in the tables that
-    /// lead to it. The whole daemon has 1.6 KiB for it (`cargo xtask bench memory`).
+    /// lead to it. The whole daemon has 1.6 KiB for it (docs/performance.md).
     #[test]
     fn an_idle_connection_is_small() {
         assert!(size_of::<Conn>() <= 536, "{}", size_of::<Conn>());

@@ -5,6 +5,7 @@ use core::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::{aead, hkdf, hmac};
+pub use dibs_settings::{Integrity, KeyOrigin};
 use dibs_wire::frame::FlowId;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
@@ -114,16 +115,6 @@ impl Suite {
     }
 }
 
-/// Integrity that both ends agreed on for unauthenticated data (docs/protocol.md, 9).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[repr(u8)]
-pub enum Integrity {
-    /// Every datagram is authenticated.
-    On = 0,
-    /// Bare data datagrams are allowed, the papers' scheme.
-    Off = 1,
-}
-
 /// Role of an end in the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Role {
@@ -131,19 +122,6 @@ pub enum Role {
     Initiator,
     /// We answered it.
     Responder,
-}
-
-/// Origin of a session's keys, beside the static keys of both ends; the strongest first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum KeyOrigin {
-    /// Their handshake went by a path that both ends call trusted.
-    Trusted,
-    /// A secret of an earlier handshake is in them. Keys of the first kind may have one too.
-    Chained,
-    /// The preshared key is in them.
-    Preshared,
-    /// None of these.
-    Untrusted,
 }
 
 /// A direction, seen from here: what is `Outgoing` at one end is `Incoming` at the other.

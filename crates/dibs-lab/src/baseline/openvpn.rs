@@ -43,7 +43,7 @@ fn connected(a: (&Host, IpAddr), b: (&Host, IpAddr), options: &[&str]) -> Result
     Ok(Tunnel {
         a: inside[0],
         b: inside[1],
-        processes: [near, far],
+        _processes: [near, far],
     })
 }
 

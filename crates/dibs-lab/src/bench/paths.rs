@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use dibs_netem::Conditions;
+use serde::Serialize;
 
 use super::Stage;
 use super::report::{Ratio, Table, median};
-use super::system::{Place, System};
-use super::throughput::{Series, Turn, rounds};
+use super::system::{Contestant, Place, System};
 use crate::link::LinkSpec;
+use crate::load::Transport;
 use crate::site::UNTRUSTED;
 
 /// A link: Mbit/s, round trip in ms, jitter of each way in ms, the share of packets that is lost.
@@ -35,6 +36,21 @@ const PAIRS: [[Way; 2]; 16] = [
     [Way(100, 10, 0, 0.0), Way(100, 10, 0, 0.05)],
     [Way(200, 4, 0, 0.0), Way(200, 4, 0, 0.0)],
 ];
+
+/// A turn.
+#[derive(Clone, Debug, Serialize)]
+struct Turn {
+    bits_per_second: f64,
+    retransmissions: u64,
+    resent: u64,
+    longest_gap_us: u64,
+    link_bytes: Vec<u64>,
+    /// Bytes received in each interval.
+    intervals: Vec<u64>,
+}
+
+/// A system's turns.
+type Series = (String, Vec<Turn>);
 
 impl Way {
     fn conditions(self) -> Conditions {
@@ -120,14 +136,36 @@ fn measured(stage: &Stage<'_>, title: &str, pair: [Way; 2]) -> Result<[Series; 4
         place.contestant(System::Mptcp, System::Mptcp.label(), by(pair))?,
         place.contestant(System::Seal, System::Seal.label(), by(pair))?,
     ];
-    let all = rounds(stage, title, &contestants)?;
+    let said = |turn: &Turn| format!("{:.1} Mbit/s", turn.bits_per_second / 1e6);
+    let all = stage.rounds(title, &contestants, |of| turn(stage, of), said)?;
     Ok(all.try_into().expect("a series for each contestant"))
 }
 
+fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
+    let before = contestant.counts()?;
+    let report = { stage.load(contestant) }.run(&contestant.site.a, &contestant.site.b)?;
+    let counts = contestant.since(&before, report.bytes)?;
+    if contestant.transport == Transport::Mptcp {
+        ensure!(report.subflows == 2, "{} subflows", report.subflows);
+    }
+    Ok(Turn {
+        bits_per_second: report.bits_per_second,
+        retransmissions: report.retransmissions,
+        resent: counts.resent,
+        longest_gap_us: report.longest_gap_us,
+        link_bytes: counts.links,
+        intervals: report.intervals,
+    })
+}
+
 fn row(name: &str, all: &[Series; 4]) -> Vec<String> {
-    let of = |at: usize, value: fn(&Turn) -> f64| median(all[at].turns.iter().map(value));
+    let of = |at: usize, value: fn(&Turn) -> f64| median(all[at].1.iter().map(value));
     let rate = |at| of(at, |turn| turn.bits_per_second / 1e6);
-    let (lowest, highest) = all[3].range(1e6);
+    let rates = || all[3].1.iter().map(|turn| turn.bits_per_second / 1e6);
+    let (lowest, highest) = (
+        rates().fold(f64::INFINITY, f64::min),
+        rates().fold(0.0, f64::max),
+    );
     let ratios = ratios(all).map(|ratio| format!("{ratio:.2}"));
     let mut row = vec![
         name.to_owned(),
@@ -148,8 +186,8 @@ fn row(name: &str, all: &[Series; 4]) -> Vec<String> {
 
 /// Seal beside the best link alone, MPTCP, and the sum of both links; the medians of the rounds' ratios.
 fn ratios(all: &[Series; 4]) -> [f64; 3] {
-    let rate = |at: usize, round: usize| all[at].turns[round].bits_per_second;
-    let rounds = || 0..all[3].turns.len();
+    let rate = |at: usize, round: usize| all[at].1[round].bits_per_second;
+    let rounds = || 0..all[3].1.len();
     let beside =
         |other: &dyn Fn(usize) -> f64| median(rounds().map(|round| rate(3, round) / other(round)));
     [

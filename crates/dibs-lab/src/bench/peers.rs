@@ -9,20 +9,15 @@ use super::report::{Ratio, Table, Turns, figures};
 use super::system::{Contestant, Place, System};
 use super::{GIGABIT, Stage, plain_links};
 use crate::link::LinkSpec;
-use crate::load::{Latency, LatencyReport, Requests, RequestsReport};
+use crate::load::Latency;
 use crate::processor::Processor;
 
 /// Streams at a time.
 const STREAMS: [usize; 2] = [1, 10];
-/// Messages and requests take no longer: their figures are steady sooner than those of streams.
+/// Messages take no longer: their figures are steady sooner than those of streams.
 const MESSAGES: Duration = Duration::from_secs(3);
 /// What dibs is compared with in ratios.
-const OTHERS: [System; 4] = [
-    System::Mptcp,
-    System::WireguardGo,
-    System::Boringtun,
-    System::OpenVpn,
-];
+const OTHERS: [System; 3] = [System::Mptcp, System::WireguardGo, System::OpenVpn];
 const BUMPS: [System; 3] = [System::Seal, System::Scramble, System::Share];
 
 /// Streams of one system in one round, by [`STREAMS`].
@@ -34,15 +29,7 @@ struct Turn {
     retransmissions: [u64; 2],
 }
 
-/// Small messages of one system in one round.
-#[derive(Clone, Debug, Serialize)]
-struct Small {
-    trip: LatencyReport,
-    kept: RequestsReport,
-    connecting: RequestsReport,
-}
-
-/// All tables with this congestion control; small messages with the first one only.
+/// All tables with this congestion control; messages with the first one only.
 pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
     let mut notes = Vec::new();
     let systems = [&[System::Plain][..], &OTHERS, &BUMPS].concat();
@@ -63,7 +50,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
         let title = stage.titled(&format!("One stream and ten, {title}"));
         tables.push(streams(stage, &title, &contestants, &notes)?);
         if is_first && tables.len() == 1 {
-            tables.push(small(stage, &contestants)?);
+            tables.push(messages(stage, &contestants)?);
         }
     }
     Ok(tables)
@@ -94,7 +81,7 @@ fn streams(
         ),
     )?;
     Ok(Table {
-        ratios: ratios(&all, "one stream", |turn| turn.bits_per_second[0]),
+        ratios: ratios(&all),
         notes: notes.to_vec(),
         ..table
     })
@@ -120,58 +107,37 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     Ok(turn)
 }
 
-fn small(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
-    let title = "Messages and requests of 64 bytes, links without a limit";
-    let said = |small: &Small| {
-        let (kept, connecting) = (small.kept.per_second, small.connecting.per_second);
-        format!("{kept:.0} and {connecting:.0} requests/s")
+fn messages(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
+    let title = "Messages of 64 bytes, links without a limit";
+    let said = |trip: &Latency| format!("p50 {:.0} us", 2.0 * trip.p50_us);
+    let turn = |contestant: &Contestant| {
+        Latency::measured(
+            [&contestant.site.a, &contestant.site.b],
+            contestant.to,
+            contestant.transport,
+            stage.options.duration.min(MESSAGES),
+        )
     };
-    let all = stage.rounds(title, contestants, |of| messages(stage, of), said)?;
-    let table = Table::of(
+    let all = stage.rounds(title, contestants, turn, said)?;
+    Table::of(
         title,
         "system",
         &all,
         // Of a round trip half is reported.
-        figures!(small:
-            "round trip p50, us", 0, 2.0 * small.trip.p50_us;
-            "p99, us", 0, 2.0 * small.trip.p99_us;
-            "16 kept connections, requests/s", 0, small.kept.per_second;
-            "p99, ms", 1, small.kept.p99_us / 1e3;
-            "a new one each, requests/s", 0, small.connecting.per_second;
-            "p99, ms", 1, small.connecting.p99_us / 1e3;
+        figures!(trip:
+            "round trip p50, us", 0, 2.0 * trip.p50_us;
+            "p99, us", 0, 2.0 * trip.p99_us;
         ),
-    )?;
-    Ok(Table {
-        ratios: ratios(&all, "a new connection each", |small| {
-            small.connecting.per_second
-        }),
-        ..table
-    })
+    )
 }
 
-fn messages(stage: &Stage<'_>, contestant: &Contestant) -> Result<Small> {
-    let duration = stage.options.duration.min(MESSAGES);
-    let (a, b) = (&contestant.site.a, &contestant.site.b);
-    let trip = Latency::new(contestant.to)
-        .transport(contestant.transport)
-        .duration(duration)
-        .run(a, b)?;
-    let requests = Requests::new(contestant.to)
-        .transport(contestant.transport)
-        .duration(duration);
-    Ok(Small {
-        trip,
-        kept: requests.run(a, b)?,
-        connecting: requests.clone().connecting().run(a, b)?,
-    })
-}
-
-/// Each bump beside each other system, within rounds.
-fn ratios<T>(turns: &Turns<T>, what: &str, value: fn(&T) -> f64) -> Vec<Ratio> {
+/// Each bump's rate of one stream beside each other system's, within rounds.
+fn ratios(turns: &Turns<Turn>) -> Vec<Ratio> {
     let names = BUMPS
         .into_iter()
         .flat_map(|bump| OTHERS.map(|other| (bump.label(), other.label())));
+    let rate = |turn: &Turn| turn.bits_per_second[0];
     names
-        .filter_map(|names| Ratio::beside(turns, what, names, value))
+        .filter_map(|names| Ratio::beside(turns, "one stream", names, rate))
         .collect()
 }

@@ -3,14 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_netem::Conditions;
 use serde::Serialize;
 
 use super::report::{Ratio, Table, figures, median};
 use super::system::{Contestant, PORT, Place, System};
 use super::{GIGABIT, Stage};
 use crate::link::LinkSpec;
-use crate::site::UNTRUSTED;
 
 /// A quarter of a second.
 const QUARTER: Duration = Duration::from_millis(250);
@@ -41,63 +39,18 @@ struct Turn {
 
 /// What the lowest quarter second should reach of the mean before the switches.
 const LEAST_QUARTER: f64 = 0.9;
-/// Over far links a third is no longer than this: ten seconds after its start the kernel's BBR holds almost
-/// everything back for 200 ms to measure the round trip (PROBE_RTT), with and without switches.
-const LONGEST_FAR_THIRD: Duration = Duration::from_secs(3);
-
 /// Over links of 1 Gbit/s.
-pub(super) fn near(stage: &Stage<'_>) -> Result<Table> {
-    let links = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
-    let third = stage.options.duration;
-    run(stage, "two links of 1 Gbit/s", third, links)
-}
-
-/// The same with so much delay each way.
-pub(super) fn far(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
-    let links = |_: &str, link: LinkSpec| {
-        let conditions = Conditions::new().rate(GIGABIT).delay(delay);
-        link.emulated(conditions).superpackets()
-    };
-    let ms = delay.as_millis();
-    let name = format!("two links of 1 Gbit/s and {ms} ms each way");
-    run(stage, &name, far_third(stage), links)
-}
-
-/// Over links that differ.
-pub(super) fn unlike(stage: &Stage<'_>) -> Result<Table> {
-    let links = |interface: &str, link: LinkSpec| {
-        let (rate, trip) = match interface {
-            UNTRUSTED => (80, 30),
-            _ => (300, 10),
-        };
-        let delay = Duration::from_millis(trip) / 2;
-        link.emulated(Conditions::new().rate(rate * 1_000_000).delay(delay))
-    };
-    let name = "links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms";
-    run(stage, name, far_third(stage), links)
-}
-
-fn far_third(stage: &Stage<'_>) -> Duration {
-    stage.options.duration.min(LONGEST_FAR_THIRD)
-}
-
-fn run(
-    stage: &Stage<'_>,
-    links_named: &str,
-    third: Duration,
-    links: impl Fn(&str, LinkSpec) -> LinkSpec,
-) -> Result<Table> {
+pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::new(stage)?;
+    let links = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
     let contestant = place.contestant(System::Idle, "live switch", links)?;
-    let title = stage.titled(&format!(
-        "Plain, scramble, plain in one connection, {links_named}"
-    ));
+    let title = stage.titled("Plain, scramble, plain in one connection, two links of 1 Gbit/s");
     let said = |turn: &Turn| {
         let rates = [turn.plain_bits_per_second, turn.scramble_bits_per_second];
         let ([plain, bumped], again) = (rates.map(|rate| rate / 1e9), turn.retransmissions);
         format!("{plain:.2}, then {bumped:.2} Gbit/s, {again} retransmissions")
     };
-    let turns = stage.turns(&title, &contestant, |of| turn(stage, third, of), said)?;
+    let turns = stage.turns(&title, &contestant, |of| turn(stage, of), said)?;
     let mut table = Table::of_one(
         &title,
         &turns,
@@ -128,7 +81,8 @@ fn run(
 }
 
 /// Two transfers of three thirds: one as it is, one with a switch after each third.
-fn turn(stage: &Stage<'_>, third: Duration, contestant: &Contestant) -> Result<Turn> {
+fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
+    let third = stage.options.duration;
     let [daemon, _] = contestant.daemons();
     let load = stage.load(contestant).duration(3 * third).interval(QUARTER);
     let (from, to) = (&contestant.site.a, &contestant.site.b);

@@ -1,9 +1,8 @@
 //! The systems that are compared, each on hosts of its own.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::Stage;
 use crate::baseline::{self, Tunnel};
@@ -11,21 +10,19 @@ use crate::dibs::{Dibsd, Settings};
 use crate::lab::Lab;
 use crate::link::LinkSpec;
 use crate::load::Transport;
-use crate::processor::{resident, used_by};
 use crate::site::{Site, addresses};
 
 /// Where the servers listen.
 pub(super) const PORT: u16 = 7000;
-/// Where those listen that answer small messages beside a stream.
-pub(super) const MESSAGES: u16 = 7001;
 /// Puts connections to [`PORT`] on the scrambler from their start.
 const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000\n";
 
 /// The same for other bumps.
-const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = \"7000-7001\"\n";
+const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = 7000\n";
 const SHARE_RULE: &str = "[[rule]]\nbump = \"share\"\nprotocol = \"tcp\"\ndport = 7000\n";
-/// The same for connections that there are not.
-const OTHER_RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7999\n";
+
+/// Links between the hosts of each pair.
+const LINKS: usize = 2;
 
 /// A way to carry a stream from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,23 +34,15 @@ pub(super) enum System {
     /// A tunnel over the trusted link.
     WireguardGo,
     /// Another one.
-    Boringtun,
-    /// Another one.
     OpenVpn,
     /// dibs over both.
     Scramble,
-    /// The same without integrity.
-    Bare,
     /// dibs over both, encrypting.
     Seal,
-    /// The same, each datagram by both.
-    Redundant,
-    /// dibs over all, sharing secrets.
+    /// The same, sharing secrets.
     Share,
     /// dibs over both, but nothing on the scrambler until it is asked for.
     Idle,
-    /// The same with a rule that matches nothing.
-    Rules,
 }
 
 impl System {
@@ -62,15 +51,11 @@ impl System {
             Self::Plain => "plain TCP",
             Self::Mptcp => "kernel MPTCP",
             Self::WireguardGo => "wireguard-go",
-            Self::Boringtun => "boringtun",
             Self::OpenVpn => "OpenVPN",
             Self::Scramble => "scramble",
-            Self::Bare => "scramble, integrity off",
             Self::Seal => "seal",
-            Self::Redundant => "seal, redundant",
             Self::Share => "share",
             Self::Idle => "plain, dibsd running",
-            Self::Rules => "plain, a rule for another port",
         }
     }
 }
@@ -79,7 +64,6 @@ impl System {
 pub(super) struct Place<'a> {
     stage: &'a Stage<'a>,
     lab: Lab,
-    links: usize,
     pairs: usize,
 }
 
@@ -91,7 +75,7 @@ pub(super) struct Contestant {
     pub(super) transport: Transport,
     pub(super) daemons: Option<[Dibsd; 2]>,
     on_bump: bool,
-    tunnel: Option<Tunnel>,
+    _tunnel: Option<Tunnel>,
 }
 
 /// What the counters say, to be compared before and after.
@@ -106,18 +90,10 @@ pub(super) struct Counts {
 }
 
 impl<'a> Place<'a> {
-    /// With two links between the hosts of each pair.
     pub(super) fn new(stage: &'a Stage<'a>) -> Result<Self> {
-        Self::with_links(stage, 2)
-    }
-
-    /// With so many links between the hosts of each pair.
-    pub(super) fn with_links(stage: &'a Stage<'a>, links: usize) -> Result<Self> {
-        let lab = Lab::new()?;
         Ok(Self {
             stage,
-            lab,
-            links,
+            lab: Lab::new()?,
             pairs: 0,
         })
     }
@@ -153,7 +129,7 @@ impl<'a> Place<'a> {
     ) -> Result<Contestant> {
         self.pairs += 1;
         let names = ["a", "b"].map(|name| format!("{name}{}", self.pairs));
-        let site = Site::new(&mut self.lab, [&names[0], &names[1]], self.links, links)?;
+        let site = Site::new(&mut self.lab, [&names[0], &names[1]], LINKS, links)?;
         let [near, far] = addresses(0);
         let hosts = [&site.a, &site.b];
         let ends = [(&site.a, near), (&site.b, far)];
@@ -163,7 +139,7 @@ impl<'a> Place<'a> {
             let both = Settings { daemon, tables: "" };
             let settings = [Settings { daemon, tables }, both];
             let programs = self.stage.programs;
-            daemons = Some(programs.join(hosts, &Site::paths(self.links), settings)?);
+            daemons = Some(programs.join(hosts, &Site::paths(LINKS), settings)?);
             Ok(())
         };
         match system {
@@ -172,16 +148,7 @@ impl<'a> Place<'a> {
                 transport = Transport::Mptcp;
                 baseline::mptcp(&site.a, &site.b, &[addresses(1)[1]])?;
             }
-            System::WireguardGo => {
-                let program = self.stage.options.wireguard_go.as_ref();
-                let program = program.map_err(|reason| anyhow!("{reason}"))?;
-                tunnel = Some(baseline::wireguard_go(program, ends[0], ends[1])?);
-            }
-            System::Boringtun => {
-                let program = self.stage.options.boringtun.as_ref();
-                let program = program.map_err(|reason| anyhow!("{reason}"))?;
-                tunnel = Some(baseline::boringtun(program, ends[0], ends[1])?);
-            }
+            System::WireguardGo => tunnel = Some(baseline::wireguard_go(ends[0], ends[1])?),
             System::OpenVpn => tunnel = Some(baseline::openvpn_as_it_comes(ends[0], ends[1])?),
             System::Scramble => join("", RULE)?,
             System::Seal => {
@@ -189,22 +156,16 @@ impl<'a> Place<'a> {
                 let line = scheduler.map(|name| format!("scheduler = \"{name}\""));
                 join(&line.unwrap_or_default(), SEAL_RULE)?;
             }
-            System::Redundant => join("scheduler = \"redundant\"", SEAL_RULE)?,
             System::Share => join("", SHARE_RULE)?,
-            System::Bare => join("integrity = \"off\"", RULE)?,
             System::Idle => join("", "")?,
-            System::Rules => join("", OTHER_RULE)?,
         }
         Ok(Contestant {
             label: label.to_owned(),
             to: SocketAddr::new(tunnel.as_ref().map_or(far, |tunnel| tunnel.b), PORT),
             transport,
             daemons,
-            on_bump: matches!(
-                system,
-                System::Scramble | System::Bare | System::Seal | System::Redundant | System::Share
-            ),
-            tunnel,
+            on_bump: matches!(system, System::Scramble | System::Seal | System::Share),
+            _tunnel: tunnel,
             site,
         })
     }
@@ -215,28 +176,6 @@ impl Contestant {
     pub(super) fn daemons(&self) -> &[Dibsd; 2] {
         let daemons = self.daemons.as_ref();
         daemons.expect("this contestant has daemons")
-    }
-
-    /// The two programs that carry its connections, if that is not the kernel's work.
-    fn programs(&self) -> Vec<u32> {
-        let daemons = self.daemons.iter().flatten().filter_map(Dibsd::pid);
-        let tunnel = self.tunnel.iter().flat_map(Tunnel::programs);
-        daemons.chain(tunnel).collect()
-    }
-
-    /// Resident bytes of that one of the two that has more; 0 where there is none.
-    pub(super) fn resident(&self) -> Result<u64> {
-        let sizes = self.programs().into_iter().map(resident);
-        Ok(sizes
-            .collect::<Result<Vec<_>>>()?
-            .into_iter()
-            .max()
-            .unwrap_or(0))
-    }
-
-    /// What both have used of processors since they started.
-    pub(super) fn used(&self) -> Result<Duration> {
-        self.programs().into_iter().map(used_by).sum()
     }
 
     pub(super) fn counts(&self) -> Result<Counts> {

@@ -1,11 +1,10 @@
 //! The benchmark, as `cargo xtask bench` runs it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum as _};
-use dibs_lab::baseline::{build_boringtun, build_wireguard_go};
 use dibs_lab::bench::{self, Experiment, Options, Other, Report};
 
 /// Compares dibs with plain TCP, kernel MPTCP and VPNs in user space, in network namespaces.
@@ -57,8 +56,6 @@ fn main() -> Result<()> {
     let options = Options {
         rounds: arguments.rounds.into(),
         duration: Duration::from_secs(arguments.seconds.into()),
-        wireguard_go: built(&experiments, &WITH_WIREGUARD_GO, build_wireguard_go),
-        boringtun: built(&experiments, &[Experiment::Peers], build_boringtun),
         experiments,
         congestion: arguments.congestion,
         links: arguments.links,
@@ -73,27 +70,4 @@ fn main() -> Result<()> {
         std::fs::write(&file, text).with_context(|| file.display().to_string())?;
     }
     Ok(())
-}
-
-/// What wireguard-go is compared in.
-const WITH_WIREGUARD_GO: [Experiment; 5] = [
-    Experiment::Unlimited,
-    Experiment::Latency,
-    Experiment::Peers,
-    Experiment::Requests,
-    Experiment::Many,
-];
-
-/// A peer's program, built beside this one; only where it is compared with.
-fn built(
-    experiments: &[Experiment],
-    compared: &[Experiment],
-    build: fn(&Path) -> Result<PathBuf>,
-) -> Result<PathBuf, String> {
-    if !experiments.iter().any(|one| compared.contains(one)) {
-        return Err("not compared with".to_owned());
-    }
-    let own = std::env::current_exe().context("the running program's place");
-    own.and_then(|own| build(own.parent().unwrap_or(Path::new("/"))))
-        .map_err(|error| format!("{error:#}"))
 }

@@ -47,7 +47,7 @@ pub(super) struct Cubic {
 
 #[derive(Debug, Default)]
 struct HyStart {
-    found: Option<&'static str>,
+    found: bool,
     round_start: Time,
     last_ack: Time,
     end: u64,
@@ -104,7 +104,7 @@ impl Cubic {
         }
         let least = self.least.map_or(rtt, |least| least.min(rtt));
         self.least = Some(least);
-        let looks = self.hystart.found.is_none() && window.slow_start();
+        let looks = !self.hystart.found && window.slow_start();
         if looks && window.cwnd >= LOW_WINDOW && self.hystart.ends(event, rtt, least) {
             window.ssthresh = window.cwnd;
         }
@@ -159,11 +159,6 @@ impl Cubic {
         self.credit -= more * self.count;
         window.cwnd += more as u64;
     }
-
-    pub(super) fn describe(&self) -> String {
-        let found = self.hystart.found.unwrap_or("nothing");
-        format!("HyStart found {found}, last max {}", self.last_max)
-    }
 }
 
 impl HyStart {
@@ -185,7 +180,7 @@ impl HyStart {
         if now.since(self.last_ack) <= TRAIN_GAP {
             self.last_ack = now;
             if now.since(self.round_start) > least / 2 {
-                self.found = Some("a train");
+                self.found = true;
             }
         }
         let round_least = self.round_least.map_or(rtt, |least| least.min(rtt));
@@ -193,8 +188,8 @@ impl HyStart {
         if self.samples < SAMPLES {
             self.samples += 1;
         } else if round_least > least + (least / 8).clamp(DELAY_LEAST, DELAY_MOST) {
-            self.found = Some("a delay");
+            self.found = true;
         }
-        self.found.is_some()
+        self.found
     }
 }

@@ -36,8 +36,8 @@ const TUN_ROUND: usize = 256 << 10;
 /// Bytes of an IPv4 and a UDP header.
 const UDP: usize = 28;
 const PORT: u16 = 5300;
-/// How often the course is noted.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often is looked whether a node found fault with the other.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between honest ends none of these is counted.
 const FAULTS: [Counter; 7] = [
     Counter::CrcMismatch,
@@ -64,8 +64,6 @@ pub struct Outcome {
     pub path_losses: [u64; 2],
     /// All datagrams and when they arrived, as one number.
     pub digest: u64,
-    /// How it went, if that was asked for.
-    pub course: Vec<String>,
 }
 
 impl Outcome {
@@ -101,19 +99,6 @@ pub struct Pair {
     outage: Duration,
     spins: u32,
     look_at: Time,
-    watches: bool,
-    seen: Seen,
-    course: Vec<String>,
-}
-
-/// What was counted when the course was noted last.
-#[derive(Default)]
-struct Seen {
-    read: u64,
-    again: u64,
-    dropped: u64,
-    /// Bytes sent, datagrams lost and found again, by path.
-    paths: Vec<[u64; 3]>,
 }
 
 fn endpoint(path: usize, host: usize) -> SocketAddr {
@@ -168,8 +153,8 @@ fn node(scenario: &Scenario, host: usize) -> Node {
 }
 
 impl Pair {
-    /// Two hosts before the transfer; `watches`: the course is noted.
-    pub fn new(scenario: &Scenario, watches: bool) -> Self {
+    /// Two hosts before the transfer.
+    pub fn new(scenario: &Scenario) -> Self {
         let mut rng = Rng::new(mix(scenario.seed ^ 0x9a17));
         let road = |link: &super::scenario::Link, rng: &mut Rng| Road {
             emulators: [(); 2].map(|()| Emulator::new(rng.word())),
@@ -194,9 +179,6 @@ impl Pair {
             outage: scenario.outage(),
             spins: 0,
             look_at: START,
-            watches,
-            seen: Seen::default(),
-            course: Vec::new(),
         }
     }
 
@@ -244,7 +226,6 @@ impl Pair {
             receiver,
             path_losses: [sum(|p| p.stats.lost), sum(|p| p.stats.spurious)],
             digest: self.digest,
-            course: std::mem::take(&mut self.course),
         })
     }
 
@@ -420,12 +401,9 @@ impl Pair {
         Ok(worked)
     }
 
-    /// Checks what must hold, and notes the course.
+    /// Checks what must hold.
     fn look(&mut self) -> Result<(), String> {
-        self.look_at += match self.watches {
-            true => LOOK_EVERY,
-            false => LOOK_EVERY / 5,
-        };
+        self.look_at += LOOK_EVERY;
         for node in &self.nodes {
             for counter in FAULTS {
                 if node.counters().get(counter) > 0 {
@@ -433,53 +411,11 @@ impl Pair {
                 }
             }
         }
-        if self.watches {
-            self.note();
-        }
         Ok(())
     }
 
-    fn note(&mut self) {
-        let held = self.nodes[1].peers(self.now)[0].held;
-        let (read, again) = (self.receiver.read(), self.sender.stats().again);
-        let dropped = self.nodes[0].counters().get(Counter::CodelDropped);
-        let rate = (read - self.seen.read) as f64 * 8e-6 / LOOK_EVERY.as_secs_f64();
-        let mut line = format!(
-            "{:5.2} s {rate:6.1} Mbit/s again {} codel {} held {held} | {}",
-            self.now.since(START).as_secs_f64(),
-            again - self.seen.again,
-            dropped - self.seen.dropped,
-            self.sender.describe()
-        );
-        let mut paths = Vec::new();
-        for (at, path) in self.nodes[0].paths().iter().enumerate() {
-            let s = &path.stats;
-            let before = self.seen.paths.get(at).copied().unwrap_or_default();
-            let rate = (s.bytes_sent - before[0]) as f64 * 8e-6 / LOOK_EVERY.as_secs_f64();
-            line += &format!(
-                " | {} {rate:.1} of {:.1}, srtt {:.1} ({:.1}) ms, lost {} found {}, {}/{} out",
-                path.state,
-                s.delivery_rate as f64 * 8e-6,
-                s.srtt.as_secs_f64() * 1e3,
-                s.min_rtt.as_secs_f64() * 1e3,
-                s.lost - before[1],
-                s.spurious - before[2],
-                s.in_flight >> 10,
-                s.cwnd >> 10,
-            );
-            paths.push([s.bytes_sent, s.lost, s.spurious]);
-        }
-        self.course.push(line);
-        self.seen = Seen {
-            read,
-            again,
-            dropped,
-            paths,
-        };
-    }
-
     fn describe(&self) -> String {
-        let mut text = format!("sender: {}\n", self.sender.describe());
+        let mut text = format!("sender: {:?}\n", self.sender.stats());
         text += &format!("receiver: {:?}\n", self.receiver.stats());
         for node in &self.nodes {
             text += &format!("{:?}\n", node.peers(self.now));
@@ -492,6 +428,6 @@ impl Pair {
             }
             text += "\n";
         }
-        text + &self.course.join("\n")
+        text
     }
 }

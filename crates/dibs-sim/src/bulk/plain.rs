@@ -86,7 +86,7 @@ impl Plain {
         self.sender.stop();
         self.run_until(self.now + PATIENCE);
         if !self.sender.is_done() {
-            return Err(format!("TCP stalls alone: {}", self.sender.describe()));
+            return Err(format!("TCP stalls alone: {:?}", self.sender.stats()));
         }
         Ok(Carried {
             bytes,

@@ -1,6 +1,5 @@
 //! What a bulk run is about: links, a sender, and what changes under way.
 
-use std::fmt;
 use std::time::Duration;
 
 use dibs_core::bump::{SCRAMBLE, SEAL};
@@ -213,35 +212,4 @@ fn outage(rng: &mut Rng, links: &[Link]) -> Vec<Change> {
             },
         })
         .into()
-}
-
-impl fmt::Display for Link {
-    /// Mbit/s and milliseconds: `50/20+-1 2.00% q64`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.dead {
-            return write!(f, "dead");
-        }
-        let millis = |time: Duration| time.as_secs_f64() * 1e3;
-        let megabits = self.rate as f64 * 1e-6;
-        write!(f, "{megabits:.0}/{:.0}", millis(self.round_trip))?;
-        if self.jitter > Duration::ZERO {
-            write!(f, "+-{:.1}", millis(self.jitter))?;
-        }
-        if self.loss > 0.0 {
-            write!(f, " {:.2}%", self.loss * 100.0)?;
-        }
-        write!(f, " q{}", self.buffer >> 10)
-    }
-}
-
-impl fmt::Display for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let links: Vec<String> = self.links.iter().map(Link::to_string).collect();
-        write!(f, "{}", links.join(" + "))?;
-        for change in &self.changes {
-            let at = change.at.as_secs_f64();
-            write!(f, ", {} at {at:.1} s {}", change.link, change.becomes)?;
-        }
-        Ok(())
-    }
 }

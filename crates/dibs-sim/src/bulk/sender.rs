@@ -131,26 +131,6 @@ impl Sender {
         (self.window.cwnd, self.window.slow_start())
     }
 
-    /// How it stands, for who looks for a fault.
-    pub fn describe(&self) -> String {
-        format!(
-            "cwnd {} ssthresh {} out {} sacked {} lost {} again {} {:?} srtt {:?} room {}; {}",
-            self.window.cwnd,
-            match self.window.ssthresh {
-                NO_THRESHOLD => -1,
-                threshold => threshold as i64,
-            },
-            self.board.out(),
-            self.board.sacked(),
-            self.board.lost(),
-            self.board.again(),
-            self.recovery.state,
-            self.rtt.smoothed(),
-            self.edge.saturating_sub(self.board.next() * MSS),
-            self.cubic.describe()
-        )
-    }
-
     /// Takes an acknowledgement.
     pub fn handle_ack(&mut self, now: Time, ack: &Ack) {
         let advanced = ack.upto > self.una;

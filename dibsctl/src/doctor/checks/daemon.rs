@@ -92,17 +92,8 @@ mod tests {
     fn one_that_does_not_run_is_no_fault() {
         let judged = |error| judge(&Err(error))[0].outcome;
         let socket = || "/s".into();
-        assert_eq!(
-            judged(ClientError::NotRunning { socket: socket() }),
-            Outcome::Ok
-        );
-        assert_eq!(
-            judged(ClientError::NoAccess { socket: socket() }),
-            Outcome::Skipped
-        );
-        assert_eq!(
-            judged(ClientError::Closed { socket: socket() }),
-            Outcome::Failed
-        );
+        assert_eq!(judged(ClientError::NotRunning(socket())), Outcome::Ok);
+        assert_eq!(judged(ClientError::NoAccess(socket())), Outcome::Skipped);
+        assert_eq!(judged(ClientError::Closed(socket())), Outcome::Failed);
     }
 }

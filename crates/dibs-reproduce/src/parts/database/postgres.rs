@@ -1,20 +1,20 @@
 //! PostgreSQL, by pgbench.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_netns::{HANG, Host, wait_until};
+use dibs_netns::{HANG, wait_until};
 
-use super::{Operation, Place, found};
+use super::{Place, Transaction};
 
 /// Where Debian has it.
 pub(super) const SERVER: &str = "/usr/lib/postgresql/*/bin/postgres";
 const USER: &str = "postgres";
 const CLIENTS: &str = "16";
 
-pub(super) fn run(place: &Place<'_>) -> Result<Vec<Operation>> {
+pub(super) fn run(place: &Place<'_>) -> Result<Vec<Transaction>> {
     let postgres = found(SERVER).context("PostgreSQL's server")?;
     let data = place.directory.join("data");
     // It refuses to be root's.
@@ -22,10 +22,9 @@ pub(super) fn run(place: &Place<'_>) -> Result<Vec<Operation>> {
     std::fs::set_permissions(place.directory, open)?;
     let initdb = postgres.with_file_name("initdb");
     let (initdb, shown) = (initdb.display(), data.display());
-    as_user(
-        place.server,
-        &format!("{initdb} --no-sync --auth=trust -D {shown}"),
-    )?;
+    place.server.shell(&format!(
+        "cd / && runuser -u {USER} -- {initdb} --no-sync --auth=trust -D {shown} 2>&1"
+    ))?;
     std::fs::write(data.join("pg_hba.conf"), "host all all 0.0.0.0/0 trust\n")?;
     let mut command = place.server.command("runuser");
     command
@@ -54,7 +53,7 @@ pub(super) fn run(place: &Place<'_>) -> Result<Vec<Operation>> {
             .is_ok()
     })?;
     let seconds = place.span.as_secs();
-    let mut command = bench(place.client);
+    let mut command = place.client.command("pgbench");
     command.args(["-h", &ip, "-p", &port, "-U", USER]);
     command.args(["-c", CLIENTS, "-j", "2", "-T", &seconds.to_string()]);
     // One line a transaction, in one file a thread.
@@ -67,16 +66,19 @@ pub(super) fn run(place: &Place<'_>) -> Result<Vec<Operation>> {
     logged(place)
 }
 
-fn bench(host: &Host) -> Command {
-    host.command("pgbench")
-}
-
-fn as_user(host: &Host, line: &str) -> Result<String> {
-    host.shell(&format!("cd / && runuser -u {USER} -- {line} 2>&1"))
+/// A program at this path, in which `*` is its latest version.
+pub(super) fn found(program: &str) -> Option<PathBuf> {
+    let Some((front, rest)) = program.split_once("/*/") else {
+        return Some(Path::new(program).to_owned()).filter(|place| place.is_file());
+    };
+    let versions = { std::fs::read_dir(front).ok()? }
+        .filter_map(|entry| Some(entry.ok()?.path().join(rest)))
+        .filter(|place| place.is_file());
+    versions.max()
 }
 
 /// What pgbench logged: client, number, microseconds that it took, script, and when it ended in seconds and microseconds.
-fn logged(place: &Place<'_>) -> Result<Vec<Operation>> {
+fn logged(place: &Place<'_>) -> Result<Vec<Transaction>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(place.directory)? {
         let file = entry?.path();
@@ -105,7 +107,7 @@ fn logged(place: &Place<'_>) -> Result<Vec<Operation>> {
         .map(|(ended, took)| *ended - took.unwrap_or_default())
         .min();
     let begun = begun.context("pgbench logged nothing")?;
-    let operation = |(ended, took): (Duration, Option<Duration>)| Operation {
+    let operation = |(ended, took): (Duration, Option<Duration>)| Transaction {
         at: ended - begun,
         took: took.unwrap_or_default(),
         failed: took.is_none(),
