@@ -59,6 +59,7 @@ impl Wire {
                         up: true,
                         usage: Usage::default(),
                         addresses: vec![addr(host, p).ip()],
+                        public: Vec::new(),
                     })
                     .collect(),
                 peers: vec![PeerConfig {
@@ -71,6 +72,7 @@ impl Wire {
                     } else {
                         Vec::new()
                     },
+                    appears_as: Vec::new(),
                 }],
                 addresses: vec![inner(host)],
                 reachable: Vec::new(),

@@ -1,6 +1,7 @@
 //! What the daemon tells, for people.
 
 use std::fmt::Write;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use dibs_config::{Rate, Volume};
@@ -68,10 +69,14 @@ pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {
         };
         conn.paths.iter().map(path).collect::<Vec<_>>().join(", ")
     };
+    let end = |here: SocketAddr, there: Option<SocketAddr>| match there {
+        Some(there) => format!("{here} (there {there})"),
+        None => here.to_string(),
+    };
     table!(conns, conn:
         ">ID", conn.id.to_string();
-        "LOCAL", conn.local.to_string();
-        "REMOTE", conn.remote.to_string();
+        "LOCAL", end(conn.local, conn.local_there);
+        "REMOTE", end(conn.remote, conn.remote_there);
         "PEER", conn.peer.clone();
         "PROCESS", process(conn);
         "BUMP", match conn.mptcp {

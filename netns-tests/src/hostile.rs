@@ -86,6 +86,7 @@ impl HostilePeer {
                 up: true,
                 usage: Usage::default(),
                 addresses: vec![own.ip()],
+                public: Vec::new(),
             }],
             peers: vec![PeerConfig {
                 public: peer,
@@ -93,6 +94,7 @@ impl HostilePeer {
                 prefixes: vec!["0.0.0.0/0".parse()?, "::/0".parse()?],
                 accept: vec![Opening::ANY],
                 endpoints: vec![(0, at)],
+                appears_as: Vec::new(),
             }],
             addresses: Vec::new(),
             reachable: Vec::new(),

@@ -21,6 +21,7 @@ pub mod attacker;
 pub mod daemon;
 mod dice;
 pub mod eavesdropper;
+pub mod homes;
 pub mod hostile;
 pub mod kernel;
 pub mod member;

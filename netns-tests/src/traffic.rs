@@ -237,9 +237,23 @@ pub fn connect_as(
     to: &Host,
     server: SocketAddr,
 ) -> Result<(TcpStream, TcpStream)> {
+    connect_translated(uid, port, from, to, [server; 2])
+}
+
+/// As [`connect_as`], to a server whose address is translated on the way: where it listens, and where it is called.
+///
+/// # Errors
+/// If it does not come about.
+pub fn connect_translated(
+    uid: Uid,
+    port: u16,
+    from: &Host,
+    to: &Host,
+    [listens, server]: [SocketAddr; 2],
+) -> Result<(TcpStream, TcpStream)> {
     let listener = to
-        .in_ns(|| TcpListener::bind(server))
-        .with_context(|| format!("listen at {server}"))?;
+        .in_ns(|| TcpListener::bind(listens))
+        .with_context(|| format!("listen at {listens}"))?;
     listener.set_nonblocking(true)?;
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -112,6 +112,7 @@ pub(crate) mod read {
     lists! {
         openings: super::opening => Opening, words;
         networks: super::steered_prefix => IpNet, |from| some(Vec::deserialize(from)?);
+        hosts: super::host => IpAddr, words;
     }
 
     /// The term of a key.
@@ -215,6 +216,18 @@ pub(crate) fn local_address(text: &str) -> Result<IpAddr, Wrong> {
             format!("\"{}\" is not an address", text.escape_debug()),
             "write \"10.0.1.1\", without prefix length",
         )),
+    }
+}
+
+/// An address that a host in a network can have.
+pub(crate) fn host(text: &str) -> Result<IpAddr, Wrong> {
+    let address = local_address(text)?;
+    let broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
+    match address.is_loopback() || broadcast {
+        true => Err(Wrong::bare(format!(
+            "\"{address}\" is not the address of one host in a network"
+        ))),
+        false => Ok(address),
     }
 }
 

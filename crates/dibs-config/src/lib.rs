@@ -145,6 +145,9 @@ pub struct PathConfig {
     pub interface: Option<String>,
     /// The local address, where the interface has several.
     pub address: Option<IpAddr>,
+    /// Addresses by which peers reach this path although its interface does not have them, because they are translated on
+    /// the way: one of each IP version at most.
+    pub public: Vec<IpAddr>,
     /// This end's label.
     pub trust: Trust,
     /// What it is for.
@@ -200,10 +203,14 @@ pub struct PeerConfig {
     /// See [`read_preshared_key`].
     #[serde(default, deserialize_with = "read::file")]
     pub preshared_key_file: Option<PathBuf>,
-    /// The hosts behind this peer, host bits zero. No two peers have the same prefix; where one
-    /// prefix contains another, the longest decides.
-    #[serde(deserialize_with = "read::networks")]
+    /// The hosts behind this peer, host bits zero, and behind them [`appears_as`](Self::appears_as). No two peers have the same
+    /// prefix; where one prefix contains another, the longest decides.
+    #[serde(default, deserialize_with = "read::networks")]
     pub addresses: Vec<IpNet>,
+    /// Addresses that stand here for those of the peer that are not in [`addresses`](Self::addresses), because others may have
+    /// the same: one of each IP version at most.
+    #[serde(default, deserialize_with = "read::hosts")]
+    pub appears_as: Vec<IpAddr>,
     /// Endpoints of the peer, by name of a local path, in order of the names. A missing path waits to be called.
     #[serde(default, deserialize_with = "read::endpoints")]
     pub endpoints: Vec<(String, Endpoint)>,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use dibs_settings::{Handshake, Role, Scheduler, Selection, Shows, Term, Wrong, meant};
@@ -38,7 +39,9 @@ pub(crate) struct PathTable {
     #[serde(default, deserialize_with = "read::interface")]
     interface: Option<String>,
     #[serde(default, deserialize_with = "read::local_address")]
-    address: Option<std::net::IpAddr>,
+    address: Option<IpAddr>,
+    #[serde(default, deserialize_with = "read::hosts")]
+    public: Vec<IpAddr>,
     trust: Trust,
     #[serde(default)]
     role: Role,
@@ -54,6 +57,7 @@ impl From<PathTable> for PathConfig {
             name: table.name,
             interface: table.interface,
             address: table.address,
+            public: table.public,
             trust: table.trust,
             usage: PathUsage {
                 role: table.role,
@@ -144,8 +148,9 @@ impl<'de> Visitor<'de> for RuleVisitor {
 
 pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let origin = Origin::new(name, text);
-    let file: File = origin.read()?;
+    let mut file: File = origin.read()?;
     check_paths(&file.path, &origin)?;
+    check_translated(&mut file, &origin)?;
     if let Some(prefer) = &file.prefer {
         check_prefer(prefer, &file.path, &origin)?;
     }
@@ -253,6 +258,40 @@ fn check_paths(paths: &[PathConfig], origin: &Origin) -> Result<(), Error> {
     }
 }
 
+/// Refuses addresses that cannot stand for others, and adds those that stand for a peer's to what is behind it.
+fn check_translated(file: &mut File, origin: &Origin) -> Result<(), Error> {
+    let wrong = |key: String, message: String| Err(origin.wrong(&key, Wrong::bare(message)));
+    let twice = |addresses: &[IpAddr]| {
+        let families = addresses.iter().map(IpAddr::is_ipv4);
+        families.collect::<BTreeSet<_>>().len() < addresses.len()
+    };
+    for (index, path) in file.path.iter().enumerate() {
+        if twice(&path.public) {
+            let message = "has more than one address of an IP version".to_owned();
+            return wrong(format!("path.{index}.public"), message);
+        }
+        let taken = |other: &&PathConfig| other.public.iter().any(|one| path.public.contains(one));
+        if let Some(other) = file.path[..index].iter().find(taken) {
+            let message = format!("has an address that path \"{}\" has", other.name);
+            return wrong(format!("path.{index}.public"), message);
+        }
+    }
+    for (index, peer) in file.peer.iter_mut().enumerate() {
+        if peer.addresses.is_empty() && peer.appears_as.is_empty() {
+            let hint = "name the peer's addresses, or those that it appears_as here";
+            let message = "[[peer]] lacks \"addresses\"".to_owned();
+            return Err(origin.at_key(&format!("peer.{index}"), message, Some(hint.to_owned())));
+        }
+        if twice(&peer.appears_as) {
+            let message = "has more than one address of an IP version".to_owned();
+            return wrong(format!("peer.{index}.appears_as"), message);
+        }
+        peer.addresses
+            .extend(peer.appears_as.iter().map(|host| IpNet::from(*host)));
+    }
+    Ok(())
+}
+
 fn check_names<'n>(
     section: &str,
     names: impl Iterator<Item = &'n String>,
@@ -310,7 +349,12 @@ fn check_peers(peers: &[PeerConfig], paths: &[PathConfig], origin: &Origin) -> R
                 None if peer.addresses[..at].contains(prefix) => format!("has {prefix} twice"),
                 None => continue,
             };
-            return Err(wrong(&format!("addresses.{at}"), message));
+            // The last ones are those that stand for others.
+            let key = match at.checked_sub(peer.addresses.len() - peer.appears_as.len()) {
+                Some(at) => format!("appears_as.{at}"),
+                None => format!("addresses.{at}"),
+            };
+            return Err(wrong(&key, message));
         }
         for (name, endpoint) in &peer.endpoints {
             let key = format!("endpoints.{name}");

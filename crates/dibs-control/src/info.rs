@@ -169,6 +169,12 @@ pub struct ConnInfo {
     pub local: SocketAddr,
     /// The far end.
     pub remote: SocketAddr,
+    /// This host's end by the peer's name, where addresses are translated between the two hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_there: Option<SocketAddr>,
+    /// The far end by the peer's name, where addresses are translated between the two hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_there: Option<SocketAddr>,
     /// Its name, or "plain".
     pub bump: String,
     /// Name of the process that holds the socket.

@@ -206,6 +206,8 @@ mod tests {
             peer: "server".to_owned(),
             local: "10.0.1.1:40000".parse().unwrap(),
             remote: "10.0.1.2:80".parse().unwrap(),
+            local_there: None,
+            remote_there: None,
             bump: "plain".to_owned(),
             process: None,
             pid: Some(42),

@@ -114,6 +114,8 @@ counters! {
     AckRefused = "ack_refused",
     /// An inner packet whose source is not the peer's or whose destination is not ours.
     InnerAddress = "inner_address_refused",
+    /// A connection of a peer that is translated here, for which no port is left.
+    PortsTaken = "ports_taken",
     /// An inner packet that is neither TCP nor an ICMP error about TCP.
     InnerProtocol = "inner_protocol_refused",
     /// The beginning of a connection to where the peer may open none.

@@ -101,6 +101,7 @@ impl Host {
             up: true,
             usage: Usage::default(),
             addresses: vec![addr(number, path).ip()],
+            public: Vec::new(),
         });
         let endpoints = (0..2).map(|path| (path, addr(other, path)));
         let config = NodeConfig {
@@ -115,6 +116,7 @@ impl Host {
                 prefixes: [false, true].map(|ipv6| inner(other, ipv6).into()).to_vec(),
                 accept: vec![Opening::ANY],
                 endpoints: endpoints.filter(|_| calls).collect(),
+                appears_as: Vec::new(),
             }],
             addresses: vec![inner(number, false), inner(number, true)],
             reachable: Vec::new(),

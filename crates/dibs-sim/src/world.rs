@@ -489,6 +489,7 @@ impl World {
                 up: h.up[at],
                 usage: h.preferences.usage(at),
                 addresses: vec![endpoint(at, host, p.v6).ip()],
+                public: Vec::new(),
             });
         let endpoints = if self.setup.calls[host] {
             let ends = self.links.iter().enumerate();
@@ -506,6 +507,7 @@ impl World {
             prefixes: addresses()[1 - host].map(Into::into).to_vec(),
             accept: vec![Opening::ANY],
             endpoints,
+            appears_as: Vec::new(),
         };
         let config = NodeConfig {
             private: Box::new(StaticSecret::from(private(self.seed, host))),

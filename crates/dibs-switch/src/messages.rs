@@ -147,6 +147,20 @@ pub enum Body {
     Answer(Vec<(Outcome, u64)>),
 }
 
+impl Body {
+    /// Connections that it names.
+    pub fn named_mut(&mut self) -> Box<dyn Iterator<Item = &mut Named> + '_> {
+        match self {
+            Self::Switch { conns, .. } => Box::new(conns.iter_mut().map(|(named, _)| named)),
+            Self::Confirm { conns, .. } => Box::new(conns.iter_mut()),
+            Self::Knock(conns) => Box::new(conns.iter_mut().map(|(named, _)| named)),
+            Self::Want { .. } | Self::Silent { .. } | Self::Answer(_) => {
+                Box::new(std::iter::empty())
+            }
+        }
+    }
+}
+
 /// Outcome of a SWITCH for one connection. Beside it stands the generation known afterwards; of
 /// [`OwnRule`](Outcome::OwnRule) the bump that the rule wants, of [`OtherSocket`](Outcome::OtherSocket) the socket, and
 /// of a KNOCK that is [`Done`](Outcome::Done) the [numbers](Numbers::to_wire) of the answerer.

@@ -9,6 +9,7 @@ pub mod checksum;
 pub mod emit;
 pub mod frame;
 pub mod packet;
+pub mod readdress;
 pub mod segment;
 pub mod seq;
 pub mod virtio;

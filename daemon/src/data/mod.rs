@@ -69,7 +69,7 @@ pub(super) enum Command {
     SetReachable(Vec<IpAddr>),
     SendControl {
         peer: usize,
-        message: Vec<u8>,
+        message: Message,
         done: oneshot::Sender<Result<(), ControlError>>,
     },
     ControlDone {
@@ -263,11 +263,11 @@ impl Driver {
         self.send(Command::SetReachable(addresses))
     }
 
-    /// Hands a message for the peer's daemon to the node.
+    /// Hands a message for the peer's daemon to the node. Connections in it have the names that this host gives them.
     pub async fn send_control(
         &self,
         peer: usize,
-        message: Vec<u8>,
+        message: Message,
     ) -> Result<Result<(), ControlError>, Gone> {
         self.ask(|done| Command::SendControl {
             peer,
@@ -358,8 +358,15 @@ const NOTICES: usize = 256;
 
 /// What the data path tells the main thread.
 pub(crate) enum Notice {
-    /// An event of the node.
+    /// An event of the node, but for messages.
     Node(Event),
+    /// A message of a peer's daemon; none: bytes that are none.
+    Message {
+        /// The peer.
+        peer: usize,
+        /// Connections in it have the names that this host gives them.
+        message: Option<Message>,
+    },
     /// A TUN cannot be read any more.
     TunLost {
         /// Its bump.
@@ -434,7 +441,7 @@ impl Notices {
 pub(crate) type Outcomes = Vec<(Outcome, u64)>;
 
 /// Sends requests, and keeps who waits for their answers. Commands: [`ask`](Self::ask) and
-/// [`answer`](Self::answer); inputs: [`receive`](Self::receive) and [`handle_answer`](Self::handle_answer).
+/// [`answer`](Self::answer); inputs: [`count_malformed`](Self::count_malformed) and [`handle_answer`](Self::handle_answer).
 pub(crate) struct Rpc {
     driver: Driver,
     waiting: RefCell<HashMap<u32, Waiting>>,
@@ -508,18 +515,14 @@ impl Rpc {
     }
 
     async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
-        let sent = self.driver.send_control(peer, message.encode()).await?;
+        let sent = self.driver.send_control(peer, message).await?;
         sent.map_err(Unanswered::from)
     }
 
-    /// The message that a peer's daemon sent; one that is none is counted.
-    pub(crate) fn receive(&self, peer: usize, bytes: &[u8]) -> Option<Message> {
-        let message = Message::decode(bytes);
-        if message.is_err() {
-            self.malformed.update(|count| count + 1);
-            tracing::debug!(peer, "message dropped: malformed");
-        }
-        message.ok()
+    /// A peer's daemon sent bytes that are no message.
+    pub(crate) fn count_malformed(&self, peer: usize) {
+        self.malformed.update(|count| count + 1);
+        tracing::debug!(peer, "message dropped: malformed");
     }
 
     /// Hands an answer to whoever asked.

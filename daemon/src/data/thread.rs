@@ -19,6 +19,7 @@ use dibs_io::{
     precise_timers,
 };
 use dibs_settings::BumpId;
+use dibs_switch::messages::Message;
 use dibs_wire::FlowKey;
 use tokio::sync::oneshot;
 
@@ -359,10 +360,31 @@ impl DataPath {
             }
             match self.node.poll_event() {
                 Some(Event::Drained { bump, tuple, .. }) => self.drained(bump, tuple),
+                Some(Event::Control { peer, bytes }) => {
+                    let message = self.decode(peer, &bytes);
+                    self.teller.tell(Notice::Message { peer, message });
+                }
                 Some(event) => self.teller.tell(Notice::Node(event)),
                 None => return,
             }
         }
+    }
+
+    /// A message as it goes to a peer: connections are called there as the peer calls them.
+    fn encode(&self, peer: usize, mut message: Message) -> Vec<u8> {
+        for named in message.body.named_mut() {
+            named.pair = self.node.theirs(peer, named.pair);
+        }
+        message.encode()
+    }
+
+    /// The message that a peer sent, unless it is none: connections are called as they are here.
+    fn decode(&self, peer: usize, bytes: &[u8]) -> Option<Message> {
+        let mut message = Message::decode(bytes).ok()?;
+        for named in message.body.named_mut() {
+            named.pair = self.node.ours(peer, named.pair.reversed()).reversed();
+        }
+        Some(message)
     }
 
     fn drained(&mut self, bump: BumpId, tuple: FlowKey) {
@@ -434,7 +456,9 @@ impl DataPath {
                     message,
                     done,
                 } => {
-                    let sent = self.node.send_control(now, peer, &message);
+                    let sent = self
+                        .node
+                        .send_control(now, peer, &self.encode(peer, message));
                     let _ = done.send(sent);
                 }
                 Command::ControlDone { peer } => self.node.control_done(peer),

@@ -281,6 +281,7 @@ mod tests {
 
     fn path(interface: Option<&str>, address: Option<&str>) -> PathConfig {
         PathConfig {
+            public: Vec::new(),
             name: "p".to_owned(),
             interface: interface.map(str::to_owned),
             address: address.map(|a| a.parse().unwrap()),

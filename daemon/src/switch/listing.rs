@@ -411,11 +411,15 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
         let (id, since) = daemon.registry.borrow_mut().note(live, bump, now);
         let process = processes.get(&live.inode);
         let on_bumps = carried.get(&live.pair).map_or(&[][..], Vec::as_slice);
+        let theirs = on_bumps.first().map_or(live.pair, |conn| conn.theirs);
+        let other = |there: SocketAddr, here: SocketAddr| (there != here).then_some(there);
         infos.push(ConnInfo {
             id,
             peer: daemon.peer_name(live.peer).to_owned(),
             local: live.pair.source(),
             remote: live.pair.destination(),
+            local_there: other(theirs.source(), live.pair.source()),
+            remote_there: other(theirs.destination(), live.pair.destination()),
             bump: daemon.bumps.name_of(bump).to_owned(),
             process: process.map(|process| process.name.clone()),
             pid: process.map(|process| process.pid),

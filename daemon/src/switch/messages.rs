@@ -59,8 +59,9 @@ impl Desks {
     }
 
     /// Sorts a message of a peer's daemon.
-    pub(crate) fn take(&self, daemon: &Daemon, peer: usize, bytes: &[u8]) {
-        let Some(Message { request, body }) = daemon.rpc.receive(peer, bytes) else {
+    pub(crate) fn take(&self, daemon: &Daemon, peer: usize, message: Option<Message>) {
+        let Some(Message { request, body }) = message else {
+            daemon.rpc.count_malformed(peer);
             return daemon.driver.control_done(peer);
         };
         let body = {
@@ -288,7 +289,7 @@ pub(crate) async fn follow_data_path(daemon: Rc<Daemon>, mut notices: Notices) {
     let (desks, resyncs) = (Desks::open(&daemon), Resyncs::open(&daemon));
     while let Some(notice) = notices.next().await {
         match notice {
-            Notice::Node(Event::Control { peer, bytes }) => desks.take(&daemon, peer, &bytes),
+            Notice::Message { peer, message } => desks.take(&daemon, peer, message),
             Notice::Node(event) => note(&daemon, &resyncs, event),
             Notice::TunLost { bump, tun, error } => {
                 let name = tun.name().to_owned();

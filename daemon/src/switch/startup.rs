@@ -87,6 +87,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             prefixes: peer.addresses.clone(),
             // Names are looked up later, and keep nobody waiting.
             endpoints: endpoints::addresses(config, index),
+            appears_as: peer.appears_as.clone(),
         });
     }
     let local = |path: &dibs_config::PathConfig| LocalPath {
@@ -96,6 +97,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         up: false,
         usage: Usage::default(),
         addresses: inventory.path_addresses(path),
+        public: path.public.clone(),
     };
     Ok(NodeConfig {
         private: Box::new(StaticSecret::from(*key.as_bytes())),

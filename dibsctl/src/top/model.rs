@@ -313,6 +313,8 @@ mod tests {
             peer: "server".to_owned(),
             local: "10.0.1.1:5000".parse().expect("an address"),
             remote: "10.0.1.2:80".parse().expect("an address"),
+            local_there: None,
+            remote_there: None,
             bump: bump.to_owned(),
             process: Some("curl".to_owned()),
             pid: Some(7),

@@ -73,6 +73,8 @@ pub(crate) fn conn() -> ConnInfo {
         peer: "server".to_owned(),
         local: "10.0.1.1:40000".parse().unwrap(),
         remote: "10.0.1.2:80".parse().unwrap(),
+        local_there: None,
+        remote_there: None,
         bump: "scramble".to_owned(),
         process: Some("curl\u{1b}[2J".to_owned()),
         pid: Some(42),

@@ -19,6 +19,7 @@ mod gateway;
 mod guard;
 mod guides;
 mod handshakes;
+mod homes;
 mod hostile;
 mod hosts;
 mod init;

@@ -191,3 +191,48 @@ fn paths_have_roles_and_limits_and_one_may_be_preferred() {
     let found = fault(&never).to_string();
     assert!(found.contains("path \"wlan\" is never used"), "{found}");
 }
+
+/// Addresses that stand for others: a peer's that has none of its own, and those of a path that are translated.
+#[test]
+fn addresses_may_stand_for_others() {
+    let addresses = "addresses = [\"10.0.1.2/32\"]";
+    let with = |line: &str| contract().replacen(addresses, line, 1);
+    let peer = good(&with("appears_as = [\"10.77.0.2\", \"fd77::2\"]"))
+        .peers
+        .remove(0);
+    let nets: Vec<String> = peer.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(nets, ["10.77.0.2/32", "fd77::2/128"]);
+    let both = format!("{addresses}\nappears_as = \"10.77.0.2\"");
+    assert_eq!(good(&with(&both)).peers[0].addresses.len(), 2);
+
+    for (line, part) in [
+        ("", "[[peer]] lacks \"addresses\""),
+        ("appears_as = []", "[[peer]] lacks \"addresses\""),
+        (
+            "appears_as = [\"10.77.0.2\", \"10.77.0.3\"]",
+            "more than one address of an IP version",
+        ),
+        (
+            "appears_as = \"127.0.0.1\"",
+            "is not the address of one host",
+        ),
+        ("appears_as = \"10.77.0.0/24\"", "is not an address"),
+        (
+            "addresses = [\"10.77.0.2\"]\nappears_as = \"10.77.0.2\"",
+            "10.77.0.2/32 twice",
+        ),
+    ] {
+        let message = fault(&with(line)).to_string();
+        assert!(message.contains(part), "{line}: {message}");
+    }
+
+    let trust = "trust = \"trusted\"";
+    let path = |public: &str| contract().replacen(trust, &format!("{trust}\npublic = {public}"), 1);
+    let public = good(&path("\"203.0.113.7\"")).paths.remove(0).public;
+    assert_eq!(public, [[203, 0, 113, 7].into()] as [std::net::IpAddr; 1]);
+    let message = fault(&path("[\"203.0.113.7\", \"203.0.113.8\"]")).to_string();
+    assert!(
+        message.contains("more than one address of an IP version"),
+        "{message}"
+    );
+}

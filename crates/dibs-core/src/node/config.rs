@@ -24,6 +24,8 @@ pub struct LocalPath {
     pub usage: Usage,
     /// Its addresses here: what peers send to one of them is for this path.
     pub addresses: Vec<IpAddr>,
+    /// Addresses that are translated to those on the way here.
+    pub public: Vec<IpAddr>,
 }
 
 /// All of them, by index.
@@ -56,6 +58,11 @@ impl IndexMut<PathIndex> for LocalPaths {
 }
 
 impl LocalPath {
+    /// True if peers reach this path, and no other one of this host, by an address.
+    pub fn is_at(&self, addr: IpAddr) -> bool {
+        self.addresses.contains(&addr) || self.public.contains(&addr)
+    }
+
     /// True if anything may be sent by it.
     pub fn is_usable(&self) -> bool {
         self.up && self.usage.role != Role::Never
@@ -74,6 +81,9 @@ pub struct PeerConfig {
     pub endpoints: Vec<(usize, SocketAddr)>,
     /// Connections that the peer may begin, among all that is this host's or behind it.
     pub accept: Vec<Opening>,
+    /// Addresses, one of each IP version at most, that stand here for those of the peer that are not in `prefixes`, because
+    /// other peers may have the same. They are in `prefixes`, and on no interface.
+    pub appears_as: Vec<IpAddr>,
 }
 
 /// Everything that a node needs to know.

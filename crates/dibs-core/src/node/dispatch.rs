@@ -124,7 +124,7 @@ impl Node {
             peers.push(Peer::new(
                 now,
                 id,
-                Hosts::new(peer.prefixes, peer.accept),
+                Hosts::new(peer.prefixes, peer.accept, peer.appears_as),
                 PathSet::new(now, endpoints.collect(), smaller_key),
                 &shared.setup,
             ));
@@ -211,7 +211,7 @@ impl Node {
                         let flows = &mut peer.flows;
                         peer.queues.fq.enqueue(now, shared, flows, payload, queued);
                     }
-                    Taken::Opaque => peer.queues.opaque.take(shared, bump, header, buffer, len),
+                    Taken::Opaque => peer.take_whole(shared, bump, header, (buffer, len)),
                 }
             }
             Packet::Opaque(packet) if !peer.hosts.may_go(&shared.setup, &packet) => {
@@ -225,7 +225,7 @@ impl Node {
                     receiver.on_local_rejection(&mut cx, &tuple.reversed());
                 }
                 if is_up {
-                    return peer.queues.opaque.take(shared, bump, header, buffer, len);
+                    return peer.take_whole(shared, bump, header, (buffer, len));
                 }
                 shared.count(Counter::TunNoSession);
                 shared.pool.give(buffer);

@@ -60,6 +60,10 @@ pub(super) struct FlowTable {
     last_incoming: Option<(FlowId, Key)>,
     /// By ours.
     outgoing: HashMap<FlowId, Key, Hashing>,
+    /// Names at the peer of connections that have another one here ([`names`](super::names)), by their ends.
+    theirs: HashMap<Key, FlowKey, Hashing>,
+    /// Ends by these names.
+    by_theirs: HashMap<FlowKey, Key, Hashing>,
     next_flow: u32,
 }
 
@@ -73,7 +77,9 @@ impl FlowTable {
             hashing: hashing.clone(),
             incoming: HashMap::with_hasher(hashing.clone()),
             last_incoming: None,
-            outgoing: HashMap::with_hasher(hashing),
+            outgoing: HashMap::with_hasher(hashing.clone()),
+            theirs: HashMap::with_hasher(hashing.clone()),
+            by_theirs: HashMap::with_hasher(hashing),
             next_flow: 0,
         }
     }
@@ -109,6 +115,34 @@ impl FlowTable {
         let is = |key: &Key| self.ends.get(*key).is_some_and(|ends| ends.tuple == *tuple);
         let hash = self.hashing.hash_one(tuple);
         self.by_tuple.find(hash, is).copied()
+    }
+
+    /// Name here of the connection that the peer calls `theirs`, if that is another one.
+    pub(super) fn ours_of(&self, theirs: &FlowKey) -> Option<FlowKey> {
+        let ends = self.by_theirs.get(theirs)?;
+        Some(self.ends.get(*ends).expect(ENDS).tuple)
+    }
+
+    /// Name at the peer of the connection `ours`, if that is another one.
+    pub(super) fn theirs_of(&self, ours: &FlowKey) -> Option<FlowKey> {
+        if self.theirs.is_empty() {
+            return None;
+        }
+        self.theirs.get(&self.ends_of(ours)?).copied()
+    }
+
+    /// Notes that the peer calls a connection `theirs`, which is called otherwise here.
+    pub(super) fn name(&mut self, key: Key, theirs: FlowKey) {
+        let ends = self.conns.get(key).expect("the caller has it").ends;
+        self.forget_name(ends);
+        self.theirs.insert(ends, theirs);
+        self.by_theirs.insert(theirs, ends);
+    }
+
+    fn forget_name(&mut self, ends: Key) {
+        if let Some(theirs) = self.theirs.remove(&ends) {
+            self.by_theirs.remove(&theirs);
+        }
     }
 
     /// A connection, and what it has on all of its bumps: its addresses, as the local host sends, and the TSval floor.
@@ -150,7 +184,8 @@ impl FlowTable {
     /// The frame that opens a connection's outgoing flow, while the peer has not confirmed it.
     pub(super) fn open_frame(&self, key: Key) -> Option<Open> {
         let conn = self.conns.get(key)?;
-        conn.open_frame(|| self.tuple_of(conn))
+        let theirs = || self.theirs.get(&conn.ends).copied();
+        conn.open_frame(|| theirs().unwrap_or_else(|| self.tuple_of(conn)))
     }
 
     /// Chooses anew how the new data of each is shared out.
@@ -270,6 +305,7 @@ impl FlowTable {
             let entry = self.by_tuple.find_entry(hash, |ends| *ends == conn.ends);
             entry.expect("a tuple leads to its connection").remove();
             self.ends.remove(conn.ends);
+            self.forget_name(conn.ends);
         }
         self.outgoing.remove(&conn.out.flow);
         if let Some(inc) = &conn.inc {

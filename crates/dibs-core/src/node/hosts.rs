@@ -20,15 +20,24 @@ pub(super) struct Hosts {
     /// Those of the other peers: what a longer one of these holds is not this peer's.
     foreign: Vec<IpNet>,
     accept: Vec<Opening>,
+    /// Addresses that stand for others of the peer.
+    lent: Vec<IpAddr>,
 }
 
 impl Hosts {
-    pub(super) const fn new(prefixes: Vec<IpNet>, accept: Vec<Opening>) -> Self {
+    pub(super) const fn new(prefixes: Vec<IpNet>, accept: Vec<Opening>, lent: Vec<IpAddr>) -> Self {
         Self {
             prefixes,
             foreign: Vec::new(),
             accept,
+            lent,
         }
+    }
+
+    /// Address that stands here for one of the peer's.
+    pub(super) fn lent(&self, addr: IpAddr) -> Option<IpAddr> {
+        let lent = { self.lent.iter() }.find(|lent| lent.is_ipv4() == addr.is_ipv4());
+        lent.copied()
     }
 
     pub(super) fn prefixes(&self) -> &[IpNet] {
@@ -112,7 +121,7 @@ impl Hosts {
 }
 
 /// True if an address can be a single host's in a network.
-fn is_unicast(addr: IpAddr) -> bool {
+pub(super) fn is_unicast(addr: IpAddr) -> bool {
     let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
     !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
 }

@@ -122,19 +122,30 @@ pub(super) fn behind_extensions(mut next: u8, mut bytes: &[u8]) -> Result<Upper<
 /// The segment that was to come to this host, as its sender sent it, of which an ICMP error says that it did not:
 /// destination unreachable, but for packets that are too long (RFC 792, type 3 without code 4; RFC 4443, type 1).
 pub(super) fn rejected(packet: &Opaque<'_>) -> Option<FlowKey> {
-    let message = packet.bytes.get(packet.upper..)?;
-    let v6 = packet.src.is_ipv6();
-    let rejects = match (packet.protocol, v6) {
-        (ICMP, false) => message.first() == Some(&3) && message.get(1) != Some(&4),
-        (ICMPV6, true) => message.first() == Some(&1),
-        _ => false,
+    let (quoted, _) = quoted(packet)?;
+    let rejects = match packet.bytes[packet.upper..] {
+        [3, code, ..] => packet.protocol == ICMP && code != 4,
+        [kind, ..] => packet.protocol == ICMPV6 && kind == 1,
+        [] => false,
     };
-    let quoted = quoted_segment(message, v6).filter(|_| rejects && !packet.fragment)?;
+    rejects.then_some(quoted)
+}
+
+/// The segment that an ICMP error quotes, as its sender sent it, and where in the packet its TCP header begins.
+pub(super) fn quoted(packet: &Opaque<'_>) -> Option<(FlowKey, usize)> {
+    let message = packet.bytes.get(packet.upper..)?;
+    let v6 = match (packet.protocol, packet.src) {
+        (ICMP, IpAddr::V4(_)) => false,
+        (ICMPV6, IpAddr::V6(_)) => true,
+        _ => return None,
+    };
+    let quoted = quoted_segment(message, v6).filter(|_| !packet.fragment)?;
     let [s0, s1, d0, d1] = *quoted.tcp.first_chunk()?;
-    Some(FlowKey::tcp(
+    let ends = FlowKey::tcp(
         (quoted.src, u16::from_be_bytes([s0, s1])),
         (quoted.dst, u16::from_be_bytes([d0, d1])),
-    ))
+    );
+    Some((ends, packet.bytes.len() - quoted.tcp.len()))
 }
 
 /// A segment in an ICMP error.
@@ -158,7 +169,7 @@ fn quoted_segment(message: &[u8], v6: bool) -> Option<Quoted<'_>> {
         (4, false) if quoted.get(9) == Some(&TCP) => {
             let src: [u8; 4] = quoted.get(12..16)?.try_into().ok()?;
             let dst: [u8; 4] = quoted.get(16..20)?.try_into().ok()?;
-            let upper = usize::from(quoted[0] & 15) * 4;
+            let upper = usize::from(quoted[0] & 15).max(5) * 4;
             Some(Quoted {
                 src: src.into(),
                 dst: dst.into(),

@@ -26,6 +26,7 @@ mod handover;
 mod hosts;
 mod inner;
 mod messages;
+mod names;
 mod notice;
 mod opaque;
 mod out;

@@ -6,8 +6,11 @@ use std::time::Duration;
 use dibs_settings::BumpId;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
+use dibs_wire::packet;
 use dibs_wire::virtio::{self, VirtioHdr};
 
+use super::flows::FlowTable;
+use super::names;
 use super::protection::Protection;
 use super::shared::{Journal, Shared};
 use crate::buffer::Buffer;
@@ -46,10 +49,10 @@ impl OpaqueQueues {
     pub(super) fn take(
         &mut self,
         shared: &mut Shared,
+        flows: &FlowTable,
         bump: BumpId,
         header: VirtioHdr,
-        mut buffer: Buffer,
-        len: usize,
+        (mut buffer, len): (Buffer, usize),
     ) {
         let packet = &mut buffer[virtio::LEN..len];
         let complete = header.gso_size == 0
@@ -59,7 +62,8 @@ impl OpaqueQueues {
             Some(Method::Split(_)) => &mut self.split,
             Some(Method::Chain(_)) | None => &mut self.plain,
         };
-        if !complete || !queue.push(bump, packet) {
+        let parsed = packet::parse(packet).expect("it was parsed before");
+        if !complete || !queue.push(bump, &names::outward(flows, &parsed, packet)) {
             shared.count(Counter::OpaqueQueueFull);
         }
         shared.pool.give(buffer);

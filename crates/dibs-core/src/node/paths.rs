@@ -183,6 +183,25 @@ impl PathSet {
         self.endpoints.iter().any(|(_, to)| to.ip() == addr) || self.iter().any(is_proved)
     }
 
+    /// Address of this host for which one stands that is none of its own, because it is translated on the way here: as the
+    /// user says of a local path, or by which the peer asked for a path that is open.
+    pub(super) fn stands_for(&self, setup: &Setup, public: IpAddr) -> Option<IpAddr> {
+        let mut locals = setup.local.iter();
+        let told = locals.find(|(_, path)| path.public.contains(&public));
+        let asked = || {
+            self.iter()
+                .find(|link| link.is_open() && link.is_called(public))
+        };
+        let local = match told {
+            Some((local, _)) => local,
+            None => asked()?.local,
+        };
+        let mut addresses = setup.local[local].addresses.iter();
+        addresses
+            .find(|own| own.is_ipv4() == public.is_ipv4())
+            .copied()
+    }
+
     /// True if a path id is one of those that this end gives: the smaller key's are even.
     pub(super) const fn numbers(&self, id: PathId) -> bool {
         id.get().is_multiple_of(2) == self.smaller_key

@@ -3,7 +3,7 @@
 use dibs_settings::BumpId;
 use dibs_wire::frame::{Chunk, Frame, Frames};
 use dibs_wire::packet::{Segment, flags};
-use dibs_wire::virtio;
+use dibs_wire::virtio::{self, VirtioHdr};
 
 use super::association::{Association, News};
 use super::deadline::{Deadline, Reason};
@@ -19,6 +19,7 @@ use super::protection::Protection;
 use super::receive::{ReceiveCx, Receiver};
 use super::send::{self, NOT_BARE, Queues, Sealer, SendCx, Shares, key_of};
 use super::shared::{Setup, Shared};
+use crate::buffer::Buffer;
 use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::in_flight::InFlight;
@@ -77,6 +78,7 @@ impl Peer {
             peer: self.id.index(),
             shared,
             hosts: &self.hosts,
+            paths: &self.paths,
             association: &self.association,
             flows: &mut self.flows,
             fq: &mut self.queues.fq,
@@ -154,6 +156,18 @@ impl Peer {
                 size => size.into(),
             },
         })
+    }
+
+    /// Takes a packet of the local kernel that is carried whole; header and packet stand in `buffer[..len]`.
+    pub(crate) fn take_whole(
+        &mut self,
+        shared: &mut Shared,
+        bump: BumpId,
+        header: VirtioHdr,
+        packet: (Buffer, usize),
+    ) {
+        let Self { queues, flows, .. } = self;
+        queues.opaque.take(shared, flows, bump, header, packet);
     }
 
     /// True if a datagram of path `id` may come by this local path.

@@ -22,6 +22,7 @@ use super::fq::FairQueue;
 use super::hosts::Hosts;
 use super::notice::Event;
 use super::opaque::Reassembly;
+use super::paths::PathSet;
 use super::share_collector::ShareCollector;
 use super::shared::Shared;
 use super::silence::{Heard, SilentPorts};
@@ -51,6 +52,7 @@ pub(super) struct ReceiveCx<'a> {
     pub(super) peer: usize,
     pub(super) shared: &'a mut Shared,
     pub(super) hosts: &'a Hosts,
+    pub(super) paths: &'a PathSet,
     pub(super) association: &'a Association,
     pub(super) flows: &'a mut FlowTable,
     pub(super) fq: &'a mut FairQueue,

@@ -7,6 +7,7 @@ use dibs_wire::{FlowKey, SeqNumber};
 
 use super::association::CarriedBump;
 use super::dispatch::{Node, route};
+use super::names;
 use super::silence::SilentPort;
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
@@ -72,6 +73,8 @@ pub struct ConnSnapshot {
     pub peer: usize,
     /// Addresses and ports as the local host sends.
     pub tuple: FlowKey,
+    /// The same as the peer calls it, where addresses are translated between the two hosts.
+    pub theirs: FlowKey,
     /// The bump.
     pub bump: BumpId,
     /// First packet.
@@ -144,9 +147,11 @@ impl Node {
         let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
             peer.flows
                 .iter()
-                .map(|(_, conn)| ConnSnapshot {
+                .map(|(_, conn)| (conn, peer.flows.tuple_of(conn)))
+                .map(|(conn, tuple)| ConnSnapshot {
                     peer: index,
-                    tuple: peer.flows.tuple_of(conn),
+                    tuple,
+                    theirs: peer.flows.theirs_of(&tuple).unwrap_or(tuple),
                     bump: conn.bump,
                     since: conn.since,
                     last_seen: conn.last_seen,
@@ -169,6 +174,17 @@ impl Node {
         let conn = peer.flows.find(tuple, bump);
         conn.and_then(|key| peer.flows.get(key))
             .is_some_and(|conn| conn.inc.is_some())
+    }
+
+    /// Name here of a connection that a peer calls `theirs`; both as the local host sends.
+    pub fn ours(&self, peer: usize, theirs: FlowKey) -> FlowKey {
+        names::known(&self.peers[peer], &self.shared.setup, theirs)
+    }
+
+    /// Name at the peer of a connection that is called `ours` here; both as the local host sends.
+    pub fn theirs(&self, peer: usize, ours: FlowKey) -> FlowKey {
+        let theirs = self.peers[peer].flows.theirs_of(&ours);
+        theirs.unwrap_or(ours)
     }
 
     /// All counters.

@@ -41,6 +41,7 @@ mod hostile;
 mod idle;
 mod joins;
 mod moves;
+mod names;
 mod paths;
 mod rates;
 mod rekey;
@@ -120,6 +121,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
                 up: true,
                 usage: Usage::default(),
                 addresses: vec![addr(host, 0).ip()],
+                public: Vec::new(),
             },
             LocalPath {
                 trusted: false,
@@ -127,6 +129,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
                 up: true,
                 usage: Usage::default(),
                 addresses: vec![addr(host, 1).ip()],
+                public: Vec::new(),
             },
         ],
         peers: vec![PeerConfig {
@@ -139,6 +142,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
             } else {
                 vec![]
             },
+            appears_as: Vec::new(),
         }],
         addresses: vec![inner(host)],
         reachable: vec![inner(host)],

@@ -384,6 +384,7 @@ fn a_node_says_hello_as_documented() {
             up: true,
             usage: Usage::default(),
             addresses: Vec::new(),
+            public: Vec::new(),
         }],
         peers: vec![PeerConfig {
             public: public(RESPONDER),
@@ -391,6 +392,7 @@ fn a_node_says_hello_as_documented() {
             prefixes: Vec::new(),
             accept: vec![Opening::ANY],
             endpoints: vec![(0, SOURCE.parse().expect("an address"))],
+            appears_as: Vec::new(),
         }],
         addresses: Vec::new(),
         reachable: Vec::new(),

@@ -117,6 +117,7 @@ fn node(scenario: &Scenario, host: usize) -> Node {
         up: true,
         usage: Usage::default(),
         addresses: vec![endpoint(at, host).ip()],
+        public: Vec::new(),
     };
     let paths: Vec<_> = scenario.links.iter().enumerate().map(path).collect();
     let endpoints = |count: usize| (0..count).map(|at| (at, endpoint(at, 1))).collect();
@@ -137,6 +138,7 @@ fn node(scenario: &Scenario, host: usize) -> Node {
             } else {
                 Vec::new()
             },
+            appears_as: Vec::new(),
         }],
         paths,
         addresses: vec![address(host)],

@@ -107,7 +107,7 @@ impl PathSet {
             Ok(instead) => {
                 given_up.extend(instead);
                 self.add(Link::accept(
-                    now, shared, id, path, from, len, nonce, trusted,
+                    now, shared, id, path, from, len, nonce, trusted, to,
                 ));
             }
             Err(Full) => shared.count(Counter::PathRefused),
@@ -199,7 +199,7 @@ impl PathSet {
         if !trusted || !setup.local[path].trusted {
             return None;
         }
-        let of = |at: PathIndex| setup.local[at].addresses.contains(&to);
+        let of = |at: PathIndex| setup.local[at].is_at(to);
         let others = setup.local.iter().any(|(at, _)| at != path && of(at));
         let told_apart = match (of(path), others) {
             (true, false) => true,

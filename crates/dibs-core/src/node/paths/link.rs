@@ -3,7 +3,7 @@
 mod moves;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use dibs_wire::bytes::Writer;
@@ -120,6 +120,8 @@ pub(crate) struct Link {
     pub(crate) local: PathIndex,
     /// The peer's end.
     pub(crate) remote: SocketAddr,
+    /// Address of ours by which the peer asked for it.
+    called: Option<IpAddr>,
     /// The lower of both ends' labels.
     pub(crate) trusted: bool,
     stage: Stage,
@@ -193,6 +195,7 @@ impl Link {
         len: u64,
         nonce: [u8; 8],
         trusted: bool,
+        called: IpAddr,
     ) -> Self {
         let mut challenge = [0; 8];
         shared.dice.rng.fill(&mut challenge);
@@ -203,6 +206,7 @@ impl Link {
         };
         let mut link = Self::new(now, &shared.setup, id, local, remote, stage);
         link.trusted &= trusted;
+        link.called = Some(called);
         link.credit = AMPLIFICATION * len;
         link
     }
@@ -223,6 +227,7 @@ impl Link {
             id,
             local,
             remote,
+            called: None,
             trusted: setup.local[local].trusted,
             stage,
             path,
@@ -241,6 +246,11 @@ impl Link {
             answered: None,
             shown: "",
         }
+    }
+
+    /// True if the peer asked for it by this address of ours.
+    pub(super) fn is_called(&self, addr: IpAddr) -> bool {
+        self.called == Some(addr)
     }
 
     /// True if it may carry what the peers exchange.

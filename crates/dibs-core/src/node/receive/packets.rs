@@ -3,6 +3,7 @@
 //! A piece is of a packet, or of a chunk or a share; what shares give may hold pieces of packets, and no others: each
 //! step leads down to [`take_inner`](Receiver::take_inner) or [`take_chunk`](Receiver::take_chunk), and none back.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use dibs_settings::BumpId;
@@ -12,6 +13,7 @@ use dibs_wire::packet::{self, Packet};
 use super::{ReceiveCx, Receiver};
 use crate::counters::Counter;
 use crate::flow::inject::MAX_PACKET;
+use crate::node::names;
 use crate::node::opaque::Assembled;
 use crate::node::protection::Protection;
 use crate::node::share_collector::Added;
@@ -152,12 +154,12 @@ impl Receiver {
     ) -> bool {
         match *frame {
             Frame::Segment(ref segment) => return self.take_empty(cx, segment, protection),
-            Frame::Opaque { bump, packet } => take_packet(cx, bump, packet, protection),
+            Frame::Opaque { bump, packet } => self.take_packet(cx, bump, packet, protection),
             Frame::Fragment { id, .. } if is_opaque(id) => {
                 match self.reassemble(cx, frame, protection) {
                     Ok((bytes, _)) => {
                         if let Some((&bump, packet)) = bytes.split_first() {
-                            take_packet(cx, bump, packet, protection);
+                            self.take_packet(cx, bump, packet, protection);
                         }
                     }
                     Err(taken) => return taken,
@@ -188,56 +190,72 @@ impl Receiver {
         cx.shared.count(reason);
         Err(reason != Counter::StoreFull)
     }
+
+    /// Hands a packet on that was not cut.
+    pub(super) fn take_packet(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        bump: u8,
+        bytes: &[u8],
+        protection: Protection,
+    ) {
+        let refused = match self.judge(cx, bump, bytes, protection) {
+            Ok((bump, packet)) => {
+                return cx
+                    .shared
+                    .injector
+                    .opaque(&mut cx.shared.pool, bump, &packet);
+            }
+            Err(reason) => reason,
+        };
+        cx.shared.count(refused);
+    }
+
+    /// The packet that `bytes` begin with and its bump, or why it is not to be handed on.
+    fn judge<'a>(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        bump: u8,
+        bytes: &'a [u8],
+        protection: Protection,
+    ) -> Result<(BumpId, Cow<'a, [u8]>), Counter> {
+        let packet = packet::parse(bytes).map_err(|_| Counter::FrameMalformed)?;
+        let bytes = bytes.get(..packet.own_len());
+        let bytes = bytes.filter(|b| b.len() <= MAX_PACKET);
+        let bytes = bytes.ok_or(Counter::FrameMalformed)?;
+        let bumps = Arc::clone(&cx.shared.setup.bumps);
+        let bump = bumps.named(bump).ok_or(Counter::BumpUnknown)?;
+        if !protection.satisfies(bump) {
+            return Err(Counter::CoverMissing);
+        }
+        let bytes = match &packet {
+            Packet::Tcp(segment) => {
+                let theirs = segment.tuple.reversed();
+                let ours = names::ours(cx, theirs)?;
+                if ours != theirs {
+                    // The answer has to find the name.
+                    let key = self.conn(cx, ours, bump.number);
+                    cx.flows.name(key, theirs);
+                }
+                names::inward(bytes, segment, ours)
+            }
+            Packet::Opaque(opaque) => names::inward_error(cx, opaque, bytes)?,
+        };
+        let packet = packet::parse(&bytes).map_err(|_| Counter::FrameMalformed)?;
+        if let Packet::Opaque(opaque) = &packet {
+            if !(cx.hosts).may_reach(&cx.shared.setup, opaque.src, opaque.dst) {
+                return Err(Counter::InnerAddress);
+            }
+            cx.hosts.may_come(&cx.shared.setup, opaque)?;
+        }
+        match cx.hosts.refuses_whole(&cx.shared.setup, &packet) {
+            true => Err(Counter::ConnectionRefused),
+            false => Ok((bump.number, bytes)),
+        }
+    }
 }
 
 /// True if a piece with this number is one of a packet that is carried whole.
 const fn is_opaque(id: u32) -> bool {
     id.is_multiple_of(2)
-}
-
-/// Hands a packet on that was not cut.
-pub(super) fn take_packet(cx: &mut ReceiveCx<'_>, bump: u8, bytes: &[u8], protection: Protection) {
-    let refused = match judge(cx, bump, bytes, protection) {
-        Ok((bump, packet)) => {
-            return cx.shared.injector.opaque(&mut cx.shared.pool, bump, packet);
-        }
-        Err(reason) => reason,
-    };
-    cx.shared.count(refused);
-}
-
-/// The packet that `bytes` begin with and its bump, or why it is not to be handed on.
-fn judge<'a>(
-    cx: &ReceiveCx<'_>,
-    bump: u8,
-    bytes: &'a [u8],
-    protection: Protection,
-) -> Result<(BumpId, &'a [u8]), Counter> {
-    let packet = packet::parse(bytes).map_err(|_| Counter::FrameMalformed)?;
-    let bytes = bytes.get(..packet.own_len());
-    let bytes = bytes.filter(|b| b.len() <= MAX_PACKET);
-    let bytes = bytes.ok_or(Counter::FrameMalformed)?;
-    let (src, dst) = match &packet {
-        Packet::Tcp(s) => (s.tuple.src, s.tuple.dst),
-        Packet::Opaque(o) => (o.src, o.dst),
-    };
-    let bump = cx
-        .shared
-        .setup
-        .bumps
-        .named(bump)
-        .ok_or(Counter::BumpUnknown)?;
-    if !protection.satisfies(bump) {
-        return Err(Counter::CoverMissing);
-    }
-    if !cx.hosts.may_reach(&cx.shared.setup, src, dst) {
-        return Err(Counter::InnerAddress);
-    }
-    if let Packet::Opaque(opaque) = &packet {
-        cx.hosts.may_come(&cx.shared.setup, opaque)?;
-    }
-    match cx.hosts.refuses_whole(&cx.shared.setup, &packet) {
-        true => Err(Counter::ConnectionRefused),
-        false => Ok((bump.number, bytes)),
-    }
 }

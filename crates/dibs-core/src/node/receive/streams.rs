@@ -12,6 +12,7 @@ use crate::flow::ack_floor::AckFloor;
 use crate::flow::conn::Incoming;
 use crate::flow::echo_filter;
 use crate::node::hosts::begins;
+use crate::node::names;
 use crate::node::protection::Protection;
 use crate::node::shared::Journal;
 use crate::path_index::PathIndex;
@@ -62,13 +63,14 @@ impl Receiver {
             cx.shared.count(Counter::BumpUnknown);
             return Err(true);
         };
-        if !cx
-            .hosts
-            .may_reach(&cx.shared.setup, open.tuple.src, open.tuple.dst)
-        {
-            cx.shared.count(Counter::InnerAddress);
-            return Err(true);
-        }
+        let theirs = open.tuple.reversed();
+        let ours = match names::ours(cx, theirs) {
+            Ok(ours) => ours,
+            Err(reason) => {
+                cx.shared.count(reason);
+                return Err(true);
+            }
+        };
         let Some(secrets) = cx.association.secrets(open.session).cloned() else {
             // Opened under a session that is gone: to be opened again under this one.
             cx.shared.count(Counter::FlowUnknown);
@@ -78,7 +80,10 @@ impl Receiver {
             );
             return Err(false);
         };
-        let key = self.conn(cx, open.tuple.reversed(), bump);
+        let key = self.conn(cx, ours, bump);
+        if ours != theirs {
+            cx.flows.name(key, theirs);
+        }
         let incoming = Incoming {
             flow,
             incarnation,

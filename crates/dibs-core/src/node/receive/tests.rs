@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use dibs_wire::frame::{self, Chunk, FlowId, Frame, Open, TcpFields};
 use dibs_wire::packet;
 
-use super::packets::take_packet;
 use crate::counters::Counter;
 use crate::node::Node;
 use crate::node::protection::Protection;
@@ -117,16 +116,16 @@ fn a_packet_ends_where_it_says() {
     // As much as fragments may add up to.
     for more in [0, 1, 67_000] {
         let long = [&packet[..], &vec![1; more]].concat();
-        let (_, mut cx) = peers[0].receiving(now, shared);
-        take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
+        let (receiver, mut cx) = peers[0].receiving(now, shared);
+        receiver.take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
         let injection = shared.injector.pop().expect("it is a packet");
         assert_eq!(injection.frame()[dibs_wire::virtio::LEN..], packet);
     }
     // An IPv6 packet may claim to be longer than any TUN takes.
     let mut long = vec![0; 40 + 65_535];
     long[..8].copy_from_slice(&[0x60, 0, 0, 0, 0xff, 0xff, 17, 64]);
-    let (_, mut cx) = peers[0].receiving(now, shared);
-    take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
+    let (receiver, mut cx) = peers[0].receiving(now, shared);
+    receiver.take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
     assert!(shared.injector.pop().is_none());
     assert_eq!(shared.journal.counters.get(Counter::FrameMalformed), 1);
 }

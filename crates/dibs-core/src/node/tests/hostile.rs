@@ -18,6 +18,7 @@ fn hostile() -> Pair {
         prefixes: vec![prefix("10.0.9.0", 24), prefix("fd00:9::", 32)],
         accept: vec![Opening::ANY],
         endpoints: Vec::new(),
+        appears_as: Vec::new(),
     });
     victim.addresses.push("fd00:1::2".parse().unwrap());
     let make = |config, seed| Node::new(Time::ZERO, config, [seed; 32]).unwrap();

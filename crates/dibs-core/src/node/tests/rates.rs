@@ -56,6 +56,7 @@ impl Site {
                 up: true,
                 usage: Usage::default(),
                 addresses: vec![addr(host, number).ip()],
+                public: Vec::new(),
             };
             config.paths = (0..lanes.len()).map(link).collect();
             if host == 0 {
