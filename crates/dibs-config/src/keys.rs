@@ -27,21 +27,11 @@ pub enum KeyError {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     /// The file could not be read.
-    #[error("key file {}: {error}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// Group or others may access it.
-    #[error("key file {} is open to others than its owner (mode {mode:04o}); chmod 600 it", path.display())]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    #[error("key file {}: {}", .0.display(), .1)]
+    Io(PathBuf, std::io::Error),
+    /// Group or others may access it, by these permission bits.
+    #[error("key file {} is open to others than its owner (mode {:04o}); chmod 600 it", .0.display(), .1)]
+    Exposed(PathBuf, u32),
     /// Somebody else's: he can read it, and put another key there.
     #[error("key file {} belongs to uid {owner}, who is neither root nor the user that reads it (uid {reader}); chown it to that user", path.display())]
     Foreign {
@@ -53,19 +43,11 @@ pub enum KeyFileError {
         reader: u32,
     },
     /// A directory, device or the like.
-    #[error("key file {} is not a file", path.display())]
-    NotAFile {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("key file {} is not a file", .0.display())]
+    NotAFile(PathBuf),
     /// It holds something else.
-    #[error("the content of key file {} {error}", path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: KeyError,
-    },
+    #[error("the content of key file {} {}", .0.display(), .1)]
+    Key(PathBuf, KeyError),
 }
 
 /// An X25519 public key.
@@ -174,10 +156,7 @@ pub fn read_preshared_key(path: &Path) -> Result<PresharedKey, KeyFileError> {
 
 fn read<K>(path: &Path, parse: fn(&str) -> Result<K, KeyError>) -> Result<K, KeyFileError> {
     let path = path.to_owned();
-    let io = |error| KeyFileError::Io {
-        path: path.clone(),
-        error,
-    };
+    let io = |error| KeyFileError::Io(path.clone(), error);
     // The opened file is what is asked for its mode, so that it cannot be another one by then. Of a pipe
     // nobody need ever write to the other end.
     let mut options = OpenOptions::new();
@@ -185,11 +164,11 @@ fn read<K>(path: &Path, parse: fn(&str) -> Result<K, KeyError>) -> Result<K, Key
     let file = options.open(&path).map_err(io)?;
     let metadata = file.metadata().map_err(io)?;
     if !metadata.is_file() {
-        return Err(KeyFileError::NotAFile { path });
+        return Err(KeyFileError::NotAFile(path));
     }
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
-        return Err(KeyFileError::Exposed { path, mode });
+        return Err(KeyFileError::Exposed(path, mode));
     }
     let (owner, reader) = (metadata.uid(), nix::unistd::geteuid().as_raw());
     if ![0, reader].contains(&owner) {
@@ -208,7 +187,7 @@ fn read<K>(path: &Path, parse: fn(&str) -> Result<K, KeyError>) -> Result<K, Key
     std::str::from_utf8(&bytes)
         .map_err(|_| KeyError::Form)
         .and_then(|text| parse(text.trim_ascii()))
-        .map_err(|error| KeyFileError::Key { path, error })
+        .map_err(|error| KeyFileError::Key(path, error))
 }
 
 fn random() -> Zeroizing<[u8; 32]> {

@@ -16,26 +16,17 @@ pub enum Error {
         "{0} is not installed (looked in /usr/sbin, /sbin, /usr/bin, /bin); install the package iptables"
     )]
     NotInstalled(String),
-    /// A program did not come to its end.
+    /// A program did not come to its end in this time.
     #[error(
-        "{command} did not end within {} s; does another program hold the lock of iptables \
+        "{} did not end within {} s; does another program hold the lock of iptables \
          (/run/xtables.lock)?",
-        limit.as_secs()
+        .0,
+        .1.as_secs()
     )]
-    TimedOut {
-        /// The program and its arguments.
-        command: String,
-        /// How long it had.
-        limit: Duration,
-    },
-    /// A program could not be run.
-    #[error("cannot run {command}: {error}")]
-    Run {
-        /// The program and its arguments.
-        command: String,
-        /// Why. No `source`: the message has it, and who prints the chain would say it twice.
-        error: io::Error,
-    },
+    TimedOut(String, Duration),
+    /// A program could not be run. No `source`: the message has it, and who prints the chain would say it twice.
+    #[error("cannot run {0}: {1}")]
+    Run(String, io::Error),
     /// A program refused.
     #[error("{command} failed{}: {stderr}", at(.line))]
     Command {
@@ -68,14 +59,9 @@ pub enum Error {
     /// There is no nf_tables, and so nothing that stands when others flush the firewall.
     #[error("this kernel has no nftables")]
     NoNftables,
-    /// The kernel refused over netlink, or a netlink socket failed.
-    #[error("{operation}: {error}")]
-    Netlink {
-        /// What was asked for.
-        operation: String,
-        /// The answer.
-        error: io::Error,
-    },
+    /// The kernel refused what was asked for over netlink, or a netlink socket failed.
+    #[error("{0}: {1}")]
+    Netlink(String, io::Error),
 }
 
 fn at(line: &Option<String>) -> String {
@@ -87,13 +73,13 @@ fn at(line: &Option<String>) -> String {
 impl Error {
     pub(crate) fn netlink(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.into();
-        move |error| Error::Netlink { operation, error }
+        move |error| Error::Netlink(operation, error)
     }
 
     /// The error number of the system, if it gave one.
     pub fn os_error(&self) -> Option<i32> {
         match self {
-            Error::Run { error, .. } | Error::Netlink { error, .. } => error.raw_os_error(),
+            Error::Run(_, error) | Error::Netlink(_, error) => error.raw_os_error(),
             _ => None,
         }
     }

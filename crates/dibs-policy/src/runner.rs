@@ -63,16 +63,10 @@ impl CommandRunner for System {
     async fn run(&self, command: &Command) -> Result<String, Error> {
         let path =
             find(&command.program).ok_or_else(|| Error::NotInstalled(command.program.clone()))?;
-        let failed = |error| Error::Run {
-            command: command.to_string(),
-            error,
-        };
+        let failed = |error| Error::Run(command.to_string(), error);
         let output = tokio::time::timeout(TIME_LIMIT, run(path, command))
             .await
-            .map_err(|_| Error::TimedOut {
-                command: command.to_string(),
-                limit: TIME_LIMIT,
-            })?
+            .map_err(|_| Error::TimedOut(command.to_string(), TIME_LIMIT))?
             .map_err(failed)?;
         let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         if output.status.success() {

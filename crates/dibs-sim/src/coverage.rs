@@ -58,6 +58,10 @@ seen! {
     Retransmitted = "conn: retransmission",
     /// A direction left or entered the bump by a mark set by hand.
     MarkedByHand = "switch: mark set by hand",
+    /// A daemon had the peer follow a mark that was no choice.
+    MarkFollowed = "switch: mark of others followed",
+    /// A daemon took a mark for a choice.
+    MarkChosen = "switch: mark of others taken for a choice",
     /// A kernel lost its marks.
     MarkLost = "switch: followed mark lost",
     /// A connection followed a packet of its bump.

@@ -22,7 +22,7 @@ use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
-use dibs_switch::engine::{locks, rules, tells};
+use dibs_switch::engine::{entries, locks, rules, tells};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_wire::FlowKey;
@@ -179,8 +179,7 @@ impl Steering {
         self.host.kernel_mut().set_by_hand(pair, bump);
     }
 
-    /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, what it moved by rules,
-    /// and `kept` ones.
+    /// All entries of conntrack are lost; without a daemon `kept` ones stay.
     pub fn flush(&mut self, kept: impl Fn(&FlowKey) -> bool) {
         self.host.flush(kept);
     }
@@ -222,6 +221,8 @@ impl Steering {
     pub fn start(&mut self, at: &mut At<'_>, request: u32) {
         self.host.refresh(at);
         self.host.start(request);
+        let host = Rc::clone(&self.host);
+        self.spawn(async move { host.begin().await });
         self.run(at);
     }
 
@@ -339,6 +340,20 @@ impl Steering {
             let host = Rc::clone(&host);
             self.spawn(async move { host.change_rules(rules).await });
         }
+        if self.host.begin_tracking() {
+            let host = Rc::clone(&host);
+            self.spawn(async move { host.track().await });
+        }
+        for marked in self.host.take_marked() {
+            let host = Rc::clone(&host);
+            self.spawn(async move {
+                let _turn = match marked.chosen {
+                    true => Some(host.turn().await),
+                    false => None,
+                };
+                let _ = entries::follow(&*host, marked).await;
+            });
+        }
         if self.host.begin_serving() {
             let host = Rc::clone(&host);
             self.spawn(async move { host.serve().await });
@@ -371,6 +386,7 @@ impl Steering {
         }
         if self.host.begin_asking(now) {
             self.spawn(async move {
+                let _ = entries::let_follow(&*host).await;
                 if let Ok(unconfirmed) = locks::unconfirmed(&*host).await {
                     for (peer, asked) in unconfirmed {
                         let _ = locks::ask(&*host, peer, &asked).await;

@@ -433,17 +433,25 @@ impl World {
                 }
                 node.handle_timeout(now, wall);
             }
-            if let Some(node) = &mut h.node
-                && h.steering.poll_timeout().is_some_and(|t| t <= now)
-            {
-                let kernel = &h.kernel;
-                let sockets = Sockets(&self.conns, &self.by_pair[host], host);
-                let at = &mut At::new(now, node, kernel, sockets);
-                h.steering.handle_timeout(at);
-            }
+            self.steer(host);
             self.pump(host)?;
         }
         Ok(())
+    }
+
+    /// Has the daemon of a host do what is due.
+    fn steer(&mut self, host: usize) {
+        let now = self.now;
+        let Self { hosts, conns, .. } = self;
+        let h = &mut hosts[host];
+        if let Some(node) = &mut h.node
+            && h.asleep_until <= now
+            && h.steering.poll_timeout().is_some_and(|t| t <= now)
+        {
+            let sockets = Sockets(conns, &self.by_pair[host], host);
+            let at = &mut At::new(now, node, &h.kernel, sockets);
+            h.steering.handle_timeout(at);
+        }
     }
 
     fn wall(&self) -> Duration {

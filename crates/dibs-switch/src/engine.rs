@@ -25,10 +25,11 @@ use crate::messages::{Body, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
 use crate::rules::{Rule, Ruling, Wants};
 use crate::table::ConnTable;
-use crate::tracked::Tracked;
+use crate::tracked::{Entry, Mend, Tracked};
 
 pub mod asks;
 pub mod choices;
+pub mod entries;
 pub mod locks;
 pub mod rules;
 pub mod switches;
@@ -36,6 +37,7 @@ pub mod tells;
 pub mod wants;
 
 pub use asks::ROUND;
+use entries::{Ends, Marked};
 
 /// A live connection, as a machine knows it.
 pub trait Live: Copy {
@@ -141,6 +143,8 @@ pub enum News<'a, L, R> {
         /// The connections.
         conns: &'a [L],
     },
+    /// Another program gave a connection this mark, which is followed.
+    Marked(Marked<L>),
     /// Connections that could not follow it are put back.
     Undone(&'a [FlowKey]),
     /// A choice is given up for a rule of the peer.
@@ -216,7 +220,7 @@ pub trait Machine {
     /// A fault of the system.
     type Fault: fmt::Display;
     /// A fault of the kernel with a mark; it may concern many.
-    type MarkFault: fmt::Display + Clone;
+    type MarkFault: fmt::Display + Clone + Into<Self::Fault>;
     /// A reason, for users, why a connection cannot move.
     type Why: fmt::Display;
 
@@ -234,6 +238,10 @@ pub trait Machine {
     fn carries(&self, bump: BumpId) -> bool;
     /// True if connections are locked to their bumps.
     fn locks(&self) -> bool;
+    /// True if any bump is installed.
+    fn is_steering(&self) -> bool;
+    /// True if a connection without an entry may pass this host all the same, between others.
+    fn may_pass(&self, pair: &FlowKey) -> bool;
 
     /// Access to all that is known of connections.
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R;
@@ -291,6 +299,16 @@ pub trait Machine {
     async fn look_up(&self, pairs: &[FlowKey]) -> Result<(Found<Self>, Tracked), Self::Fault>
     where
         Self: Sized;
+    /// Entry of a connection, once nobody of ours changes its mark.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn entry(&self, pair: &FlowKey) -> Result<Option<Entry>, Self::Fault>;
+    /// All entries.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn entries(&self) -> Result<Vec<(Ends, Entry)>, Self::Fault>;
     /// Pickings of `pick` among all connections that are on a bump by their marks.
     ///
     /// # Errors
@@ -328,6 +346,14 @@ pub trait Machine {
     async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self>
     where
         Self: Sized;
+    /// Notes where the kernel has a connection, by rules or because the peer began it, and has whatever keeps it there
+    /// know.
+    async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>);
+    /// Corrects entries; one is locked only as long as the record says so.
+    ///
+    /// # Errors
+    /// The kernel does not take it.
+    async fn mend(&self, mends: &[(FlowKey, Mend)]) -> Result<(), Self::Fault>;
     /// Takes the locks off that the record has released.
     async fn unlock(&self, pairs: &[FlowKey]);
     /// Waits until nothing that connections sent by bumps can be overtaken. Their kernels send nothing new until they
@@ -369,6 +395,12 @@ fn warn_of<M: Machine>(m: &M, failed: &Failed<M>) {
     for fault in failed.values() {
         m.tell(News::Fault(&fault.to_string()));
     }
+}
+
+/// The first fault of marks that could not be set.
+fn all_of<M: Machine>(failed: Failed<M>) -> Result<(), M::Fault> {
+    let fault = failed.into_values().next();
+    fault.map_or(Ok(()), |fault| Err(fault.into()))
 }
 
 /// Tells of a fault for which nothing else is to be done.

@@ -184,8 +184,11 @@ where
     }
 
     /// The bump that it stays on whose mark has it `on` one: none if it is about to leave it, or not there yet, by its
-    /// choice; or by a rule, which takes it elsewhere with the next packet.
+    /// choice; or by a rule, which takes it elsewhere with the next packet; or if it moves otherwise.
     pub fn stays_on(&self, on: Option<BumpId>) -> Option<BumpId> {
+        if self.known.moving {
+            return None;
+        }
         let meant = match (self.requirement(), self.choice()) {
             (Some(rule), _) => Some(rule.bump()),
             (None, Some(choice)) => choice.bump.filter(|_| !choice.pending),

@@ -142,6 +142,13 @@ impl Conn {
     pub fn handle_mark(&mut self, mark: SeenMark, by: Option<Hand>, now: Time) -> Foreign {
         let has_left =
             |written: Written| written.bump.is_none() && now.since(written.at) < STRAGGLERS;
+        let handed = self.handed.map(|handed| handed.bump);
+        let had = self.written.map_or(handed, |written| written.bump);
+        // The kernel follows what comes by a bump from plain alone.
+        let by = by.map(|by| match by {
+            Hand::Peer if had.is_some() && had != mark.bump => Hand::Other,
+            by => by,
+        });
         let ruled = matches!(by, None | Some(Hand::Rule));
         if mark.chosen {
             return Foreign::Chosen;
@@ -164,16 +171,43 @@ impl Conn {
         }
     }
 
-    /// An earlier run of the daemon left it with this mark. `by`: as of [`handle_mark`](Self::handle_mark).
-    pub fn adopt_mark(&mut self, mark: SeenMark, socket: Socket, by: Option<Hand>) {
-        let Some(bump) = mark.bump else {
-            return;
-        };
-        if mark.locked {
-            self.lock.adopt(bump);
+    /// An earlier run of the daemon left it with this mark, while it has this socket, if any. `by`: as of
+    /// [`handle_mark`](Self::handle_mark).
+    pub fn adopt_mark(
+        &mut self,
+        mark: SeenMark,
+        socket: Option<Socket>,
+        by: Option<Hand>,
+        now: Time,
+    ) {
+        if mark.chosen {
+            // What an earlier run wrote is not the choice of another program.
+            self.note_mark(mark.bump, true, now);
         }
-        if let Some(by) = by.filter(|_| !mark.chosen && self.choice.of(socket).is_none()) {
-            self.handed = Some(Handed { bump, by });
+        match mark.bump {
+            // OVERRIDE that nobody chose: the daemon was killed before it lifted that.
+            None if mark.chosen && self.choice.get().is_none() => self.move_to_left(now),
+            None => {}
+            Some(bump) => {
+                let Some(socket) = socket else { return };
+                if mark.locked {
+                    self.lock.adopt(bump);
+                }
+                if let Some(by) = by.filter(|_| !mark.chosen && self.choice.of(socket).is_none()) {
+                    self.handed = Some(Handed { bump, by });
+                }
+            }
+        }
+    }
+
+    /// The entry of the connection, which passes this host, is gone. If it goes on, its next entry has another name;
+    /// otherwise nothing of the next one with its ends is dropped for it.
+    pub fn lose_entry(&mut self, goes_on: bool) {
+        if goes_on {
+            self.choice.rename(Socket::UNKNOWN);
+        } else {
+            self.ended |= self.is_marked();
+            self.lock.release();
         }
     }
 
@@ -215,6 +249,15 @@ impl Conn {
     /// The kernel has it there. Where it had it before.
     pub fn handle_followed(&mut self, bump: Option<BumpId>) -> Option<BumpId> {
         std::mem::replace(&mut self.followed, bump)
+    }
+
+    /// Bump that its entry had, if it was on one, and whether that was a choice: a choice for which the peer is still asked
+    /// is not there yet.
+    pub fn had(&self) -> Option<(Option<BumpId>, bool)> {
+        let waits = self.choice.get().is_some_and(|choice| choice.pending);
+        let chosen = self.written.filter(|written| waits && written.chosen);
+        let chosen = chosen.map(|written| (written.bump, true));
+        chosen.or_else(|| self.followed.map(|bump| (Some(bump), false)))
     }
 
     /// True if anything is known of it that stands in its mark.

@@ -215,11 +215,10 @@ pub(crate) async fn passing_of(kernel: &Kernel, pairs: &[FlowKey]) -> Result<Vec
     Ok(found)
 }
 
-/// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
-/// knows: somebody flushed the table.
-pub(crate) fn was_passing(host: &Host, entry: &Connection) -> bool {
+/// True if the connection of an entry that is gone goes on as far as anybody knows: somebody flushed the table.
+pub(crate) fn was_passing(entry: &Connection) -> bool {
     let went_on = |state| (CT_ESTABLISHED..=CT_CLOSE_WAIT).contains(&state);
-    entry.tcp_state.is_some_and(went_on) && passing(host, entry).is_some()
+    entry.tcp_state.is_some_and(went_on)
 }
 
 /// What tells a tracked connection from others of the same ends, before and after it.

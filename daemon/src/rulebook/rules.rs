@@ -131,7 +131,7 @@ impl Rule {
         all.then_some(uid)
     }
 
-    /// Those whom it concerns.
+    /// The users whom it concerns.
     pub(crate) fn audience(&self) -> Audience {
         Audience::of(self.only_user())
     }

@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_policy::conntrack::Connection;
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::conns::{Meant, host_id};
+use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, rules};
 use dibs_switch::knock;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
-use dibs_switch::tracked::Tracked;
+use dibs_switch::tracked::{Entry, Mend, Tracked};
 use dibs_wire::FlowKey;
 
 use crate::control::Audience;
@@ -25,7 +27,7 @@ use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
 use crate::switch::marking::MarkError;
 use crate::switch::{
-    Daemon, State, Task, knocking, locking, marking, sessions, steering, switching,
+    Daemon, State, Task, entries, knocking, marking, sessions, steering, switching,
 };
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -86,7 +88,15 @@ impl Machine for Daemon {
     }
 
     fn locks(&self) -> bool {
-        locking::locks(self)
+        entries::locks(self)
+    }
+
+    fn is_steering(&self) -> bool {
+        !self.state.borrow().installed.is_empty()
+    }
+
+    fn may_pass(&self, pair: &FlowKey) -> bool {
+        marking::may_live(self, pair)
     }
 
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
@@ -155,6 +165,22 @@ impl Machine for Daemon {
         self.looked_up(pairs).await
     }
 
+    async fn entry(&self, pair: &FlowKey) -> anyhow::Result<Option<Entry>> {
+        let _turn = self.kernel.marking().await;
+        let found = self.kernel.conntrack()?.get(pair).await?;
+        Ok(found.map(|found| self.entry(&found)))
+    }
+
+    async fn entries(&self) -> anyhow::Result<Vec<(Ends, Entry)>> {
+        let entry = |found: Connection| {
+            let is_of_peer = connections::ends_to_peers(&self.host, &found)
+                .next()
+                .is_some();
+            is_of_peer.then(|| (found.ends(), self.entry(&found)))
+        };
+        Ok(self.kernel.conntrack()?.list(entry).await?)
+    }
+
     async fn bumped<T>(
         &self,
         pick: impl Fn(&Live, &Tracked) -> Option<T>,
@@ -165,7 +191,7 @@ impl Machine for Daemon {
         let _turn = self.kernel.looking().await;
         // There may be thousands: of most, nothing is kept.
         let pairs = connections::sockets_as(&self.kernel, |live| Some(live.pair)).await?;
-        let tracked = locking::tracked_of(self, &pairs).await?;
+        let tracked = entries::tracked_of(self, &pairs).await?;
         connections::sockets_as(&self.kernel, |live| pick(&live, &tracked)).await
     }
 
@@ -223,6 +249,14 @@ impl Machine for Daemon {
 
     async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self> {
         marking::mark_choices(self, pairs).await
+    }
+
+    async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {
+        marking::note_followed(self, ends, bump).await;
+    }
+
+    async fn mend(&self, mends: &[(FlowKey, Mend)]) -> anyhow::Result<()> {
+        entries::mend(self, mends).await
     }
 
     async fn unlock(&self, pairs: &[FlowKey]) {
@@ -285,6 +319,18 @@ impl Machine for Daemon {
             }
             News::Peer { peer, why } => self.warn_of_peer(peer, why),
             News::Fault(why) => tracing::warn!("{why}"),
+            News::Marked(Marked {
+                conn, bump, chosen, ..
+            }) => {
+                let bump = self.bumps.name_of(bump).to_owned();
+                let text = match chosen {
+                    true => format!("another program moved a connection to {bump}"),
+                    false => format!("a connection is on {bump} now, not by choice"),
+                };
+                let audience = Audience::of(conn.uid);
+                self.events
+                    .tell_of(audience, "marked", text, &[("bump", bump)]);
+            }
             News::Switched { peer, bump, conns } => {
                 let name = self.peer_name(peer).to_owned();
                 let bump = self.bumps.name_of(bump).to_owned();

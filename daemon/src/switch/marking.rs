@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use dibs_config::Level;
 use dibs_control::RuleOrigin;
-use dibs_policy::conntrack::{Connection, Conntrack};
+use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Socket};
 use dibs_switch::engine::Mark;
+use dibs_switch::engine::entries::Ends;
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
 
@@ -59,43 +60,6 @@ pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs
         if let Some(bump) = taken(daemon, &mut conntrack, pair).await? {
             note_mark(daemon, pair, bump, true);
         }
-    }
-    Ok(())
-}
-
-/// Lets connections that left their bumps a while ago follow again.
-pub(crate) async fn let_follow(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
-    let left: Vec<FlowKey> = {
-        let state = daemon.state.borrow();
-        let now = now();
-        let left = { state.conns.iter() }.filter(|(_, conn)| conn.may_follow(now));
-        left.map(|(pair, _)| *pair).collect()
-    };
-    let mut fault = Ok(());
-    for pair in left {
-        let _turn = daemon.kernel.marking().await;
-        // It may have been moved meanwhile.
-        let taken = daemon.update(&pair, Conn::take_left);
-        let Some(since) = taken else {
-            continue;
-        };
-        if let Err(error) = let_one_follow(daemon, &pair).await {
-            daemon.update(&pair, |conn| conn.move_to_left(since));
-            fault = Err(error);
-        }
-    }
-    fault
-}
-
-async fn let_one_follow(daemon: &Daemon, pair: &FlowKey) -> Result<(), dibs_policy::Error> {
-    if daemon.state.borrow().conns.get(pair).choice.get().is_some() {
-        return Ok(());
-    }
-    let mut conntrack = daemon.kernel.conntrack()?;
-    if taken(daemon, &mut conntrack, pair).await?.is_none() {
-        let chosen = marks(&daemon.config).override_bit();
-        conntrack.set_mark(pair, 0, chosen).await?;
-        note_mark(daemon, pair, None, false);
     }
     Ok(())
 }
@@ -274,11 +238,6 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
         failed.extend(mark(daemon, &standing).await);
     }
     failed
-}
-
-/// As [`mark_choices`].
-pub(crate) async fn mark_choice(daemon: &Daemon, pair: &FlowKey) -> Result<(), MarkError> {
-    all_of(mark_choices(daemon, std::slice::from_ref(pair)).await)
 }
 
 /// Another connection has taken the ends of one that something was chosen for: it inherits neither
@@ -486,13 +445,17 @@ pub(crate) async fn note_places(
 }
 
 /// Notes where the kernel has put a connection, by rules here or because the peer began it.
-pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
-    let Some(pair) = ours(daemon, entry) else {
+pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<BumpId>) {
+    // As it sends: of this host, or of a host behind it.
+    let is_ours = |pair: &&FlowKey| {
+        daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some()
+            || connections::passes(&daemon.host, pair)
+    };
+    let Some(pair) = ends.iter().find(is_ours) else {
         return;
     };
     let mut backstop = daemon.kernel.backstop().await;
-    let bump = marks(&daemon.config).bump_of(entry.mark);
-    let (was, chosen) = daemon.update(&pair, |conn| {
+    let (was, chosen) = daemon.update(pair, |conn| {
         (conn.handle_followed(bump), conn.choice.get().is_some())
     });
     let place = match (bump, was) {
@@ -501,31 +464,8 @@ pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
         _ => return,
     };
     if !chosen {
-        note_places(daemon, &mut backstop, &[(pair, place)]).await;
+        note_places(daemon, &mut backstop, &[(*pair, place)]).await;
     }
-}
-
-/// A connection that followed has ended.
-pub(crate) async fn forget_followed(daemon: &Daemon, pair: &FlowKey) {
-    let mut backstop = daemon.kernel.backstop().await;
-    daemon.update(pair, |conn| conn.handle_followed(None));
-    let place = (*pair, Place::Elsewhere);
-    note_places(daemon, &mut backstop, &[place]).await;
-}
-
-/// Looks for connections that follow: an earlier daemon's, or those of which no event told.
-pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
-    for entry in daemon.kernel.conntrack()?.list(Some).await? {
-        note_followed(daemon, &entry).await;
-    }
-    Ok(())
-}
-
-/// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
-fn ours(daemon: &Daemon, entry: &Connection) -> Option<FlowKey> {
-    let is_ours = |pair: &FlowKey| daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some();
-    let is_ours = |pair: &FlowKey| is_ours(pair) || connections::passes(&daemon.host, pair);
-    entry.ends().into_iter().find(is_ours)
 }
 
 /// Brings the backstop to what is locked of connections that pass: what is forged of others their

@@ -8,13 +8,12 @@
 //! Beside them stand what follows from that state, which bumps are in use and what is to be steered, and what wakes the tasks
 //! that go on by themselves.
 
+pub(crate) mod entries;
 pub(crate) mod knocking;
 pub(crate) mod listing;
-pub(crate) mod locking;
 pub(crate) mod machine;
 pub(crate) mod marking;
 pub(crate) mod messages;
-pub(crate) mod moving;
 pub(crate) mod paths;
 pub(crate) mod requests;
 pub(crate) mod rule_changes;
@@ -23,7 +22,6 @@ pub(crate) mod sessions;
 pub mod startup;
 pub(crate) mod steering;
 pub(crate) mod switching;
-pub(crate) mod tracking;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

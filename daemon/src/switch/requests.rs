@@ -22,7 +22,7 @@ use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
 use crate::switch::{
-    Daemon, knocking, listing, marking, moving, paths, rule_changes, sessions, steering, switching,
+    Daemon, knocking, listing, marking, paths, rule_changes, sessions, steering, switching,
 };
 
 impl Serves for Daemon {
@@ -76,12 +76,12 @@ async fn serve(
         }
         Request::Enable { selector, bump } => {
             let bump = Some(listing::bump_for(daemon, bump.as_deref())?.id);
-            let changed = moving::change(daemon, caller, &selector, bump.into(), progress);
+            let changed = switching::change(daemon, caller, &selector, bump.into(), progress);
             Reply::Changed(changed.await?)
         }
         Request::Disable { selector, force } => {
             let goal = Goal { bump: None, force };
-            Reply::Changed(moving::change(daemon, caller, &selector, goal, progress).await?)
+            Reply::Changed(switching::change(daemon, caller, &selector, goal, progress).await?)
         }
         Request::RuleAdd(rule) => Reply::Rule(rule_add(daemon, caller, rule).await?),
         Request::RuleList => {

@@ -33,8 +33,8 @@ use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
 use crate::switch::marking::all_of;
 use crate::switch::{
-    Daemon, initial_state, listing, locking, marking, messages, paths, rule_changes, sessions,
-    startup, steering, tracking,
+    Daemon, entries, initial_state, listing, marking, messages, paths, rule_changes, sessions,
+    startup, steering,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -123,19 +123,16 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     });
     steering::warn_of_own_addresses(&daemon);
     steering::keep_addresses(&daemon, &saved.addresses).await?;
-    locking::renumber(&daemon, &saved)
+    entries::renumber(&daemon, &saved)
         .await
         .context("cannot give connections the new numbers of their bumps")?;
-    if let Err(error) = locking::adopt_marks(&daemon).await {
+    if let Err(error) = engine::entries::adopt(&*daemon).await {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
     rule_changes::probe_rules(&daemon).await?;
     marking::ensure_backed(&daemon).await?;
     steering::steer(&daemon).await.context("cannot steer")?;
     connections::note_passing(&daemon.config);
-    if !daemon.state.borrow().installed.is_empty() {
-        marking::find_followed(&daemon).await?;
-    }
     sessions::take_up(&daemon)
         .await
         .context("cannot take up connections")?;
@@ -201,10 +198,10 @@ async fn main_loop(
     tokio::task::spawn_local(rule_changes::keep_resolving(own()));
     tokio::task::spawn_local(rule_changes::follow_sessions(own()));
     tokio::task::spawn_local(paths::follow_volumes(own()));
-    tokio::task::spawn_local(tracking::follow(own()));
+    tokio::task::spawn_local(entries::follow_entries(own()));
     tokio::task::spawn_local(messages::keep_telling(own()));
     tokio::task::spawn_local(messages::keep_asking(own()));
-    tokio::task::spawn_local(locking::keep(own()));
+    tokio::task::spawn_local(entries::keep_locks(own()));
     tokio::task::spawn_local(sessions::follow_silence(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
@@ -303,9 +300,9 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
     if daemon.state.borrow().conns.kept().count() < kept {
         engine::wants::send_all(daemon).await;
     }
-    let followed = marking::let_follow(daemon).await;
+    let followed = engine::entries::let_follow(daemon).await;
     let retired = steering::retire(daemon).await;
-    forgotten.and(followed.map_err(Into::into)).and(retired)
+    forgotten.and(followed).and(retired)
 }
 
 /// Forgets connections that ended, and takes their marks: another one of the same ends is not to inherit them.

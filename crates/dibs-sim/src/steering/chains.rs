@@ -1,7 +1,7 @@
 //! The kernel's marks of connections, and the rules that set them.
 
 use dibs_wire::FlowKey;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use dibs_settings::{BumpId, Level};
 
@@ -10,10 +10,22 @@ use super::ruling::Rule;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::Way;
 
+/// Event of conntrack about an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    New(Mark),
+    Update(Mark),
+    Destroyed,
+}
+
 /// Marks and rules of a host's kernel.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     pub(super) marks: BTreeMap<FlowKey, Mark>,
+    /// Marks that connections begin with.
+    pub(super) first: BTreeMap<FlowKey, Mark>,
+    /// Events of which the daemon has not heard yet.
+    pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
     pub(super) rules: Vec<Rule>,
     /// The peer has a session, for rules that prefer their bump.
@@ -25,6 +37,37 @@ pub(super) struct Chains {
 impl Chains {
     pub(super) fn mark(&self, pair: &FlowKey) -> Mark {
         self.marks.get(pair).copied().unwrap_or_default()
+    }
+
+    /// Changes the entry of a connection, which is made if there is none.
+    pub(super) fn change<R>(&mut self, pair: &FlowKey, change: impl FnOnce(&mut Mark) -> R) -> R {
+        let known = self.marks.get(pair).copied();
+        let first = || self.first.remove(pair).unwrap_or_default();
+        let mut mark = known.unwrap_or_else(first);
+        let changed = change(&mut mark);
+        if known != Some(mark) {
+            self.marks.insert(*pair, mark);
+            let event = match known {
+                None => Event::New(mark),
+                Some(_) => Event::Update(mark),
+            };
+            self.events.push_back((*pair, event));
+        }
+        changed
+    }
+
+    /// The entry of a connection is lost.
+    pub(super) fn lose(&mut self, pair: &FlowKey) {
+        if self.marks.remove(pair).is_some() {
+            self.events.push_back((*pair, Event::Destroyed));
+        }
+    }
+
+    /// The ends of a connection that is over belong to nobody.
+    pub(super) fn forget(&mut self, pair: &FlowKey) {
+        self.marks.remove(pair);
+        self.first.remove(pair);
+        self.events.retain(|(known, _)| known != pair);
     }
 
     /// The bump that a rule requires.
@@ -42,71 +85,83 @@ impl Chains {
     /// True if a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
     pub(super) fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         let required = self.requires(pair);
-        let mark = self.marks.entry(*pair).or_default();
         let came = match way {
             Way::Plain => None,
             Way::Bump(bump) => Some(bump),
         };
-        if mark.locked && mark.bump.is_some() && came != mark.bump {
-            self.seen.note(match way {
-                Way::Plain => Seen::LockedDropped,
-                Way::Bump(_) => Seen::LockedElsewhere,
-            });
-            return false;
+        let note = |drops: bool, [plain, elsewhere]: [Seen; 2]| {
+            let seen = match way {
+                Way::Plain => plain,
+                Way::Bump(_) => elsewhere,
+            };
+            drops.then_some((false, seen))
+        };
+        let judge = |mark: &mut Mark| {
+            let is_locked = mark.locked && mark.bump.is_some() && came != mark.bump;
+            let locked = note(is_locked, [Seen::LockedDropped, Seen::LockedElsewhere]);
+            let is_required = required.is_some() && came != required;
+            let drop = note(
+                is_required,
+                [Seen::RequiredDropped, Seen::RequiredElsewhere],
+            );
+            let dropped = locked.or(drop);
+            let follows = came.is_some() && follow && mark.bump.is_none() && !mark.chosen;
+            if dropped.is_none() && follows {
+                mark.bump = came;
+                return Some((true, Seen::Followed));
+            }
+            dropped
+        };
+        let judged = self.change(pair, judge);
+        if let Some((_, seen)) = judged {
+            self.seen.note(seen);
         }
-        if required.is_some() && came != required {
-            self.seen.note(match way {
-                Way::Plain => Seen::RequiredDropped,
-                Way::Bump(_) => Seen::RequiredElsewhere,
-            });
-            return false;
-        }
-        if came.is_some() && follow && mark.bump.is_none() && !mark.chosen {
-            mark.bump = came;
-            self.seen.note(Seen::Followed);
-        }
-        true
+        judged.is_none_or(|(admits, _)| admits)
     }
 
     /// Way that a packet of the local kernel takes: OUTPUT's order.
     pub(super) fn way(&mut self, pair: &FlowKey) -> Way {
         let required = self.requires(pair);
-        let mark = self.marks.entry(*pair).or_default();
-        let mut rules = self.rules.iter().filter(|rule| rule.means(pair));
-        if let Some(required) = required {
-            mark.bump = Some(required);
-        } else if !mark.chosen
-            && let Some(rule) = rules.next()
-            && (rule.level != Level::Prefer || self.answers)
-        {
-            mark.bump = Some(rule.bump);
-        }
-        match mark.bump {
-            None => Way::Plain,
-            Some(bump) => Way::Bump(bump),
-        }
+        let rule = self.rules.iter().find(|rule| rule.means(pair));
+        let rule = rule.filter(|rule| rule.level != Level::Prefer || self.answers);
+        let ruled = rule.map(|rule| rule.bump);
+        let bump = self.change(pair, |mark| {
+            let ruled = ruled.filter(|_| !mark.chosen);
+            mark.bump = required.or(ruled).or(mark.bump);
+            mark.bump
+        });
+        bump.map_or(Way::Plain, Way::Bump)
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
     pub(super) fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>) {
         let required = self.requires(&pair).is_some();
-        let mark = self.marks.entry(pair).or_default();
-        if !mark.chosen && !mark.locked && !required && mark.bump != bump {
-            mark.bump = bump;
+        let set = |mark: &mut Mark| {
+            let sets = !mark.chosen && !mark.locked && !required && mark.bump != bump;
+            if sets {
+                mark.bump = bump;
+            }
+            sets
+        };
+        if self.change(&pair, set) {
             self.seen.note(Seen::MarkedByHand);
         }
     }
 
     /// LOCKED is as the record says for the bump that a connection is on.
     pub(super) fn set_lock(&mut self, pair: &FlowKey, lock: Option<BumpId>) {
-        if let Some(mark) = self.marks.get_mut(pair) {
+        if !self.marks.contains_key(pair) {
+            return;
+        }
+        let set = |mark: &mut Mark| {
             let locked = mark.bump.is_some() && lock == mark.bump;
-            if std::mem::replace(&mut mark.locked, locked) != locked {
-                self.seen.note(match locked {
-                    true => Seen::Locked,
-                    false => Seen::Unlocked,
-                });
-            }
+            let was = std::mem::replace(&mut mark.locked, locked);
+            (was != locked).then_some(locked)
+        };
+        match self.change(pair, set) {
+            Some(true) => self.seen.note(Seen::Locked),
+            Some(false) => self.seen.note(Seen::Unlocked),
+            None => {}
         }
     }
 }

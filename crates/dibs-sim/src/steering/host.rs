@@ -11,15 +11,18 @@ use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
 use dibs_settings::{BumpId, Level};
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
+use dibs_switch::engine::entries::{self, Marked};
 use dibs_switch::engine::{Machine as _, Mark as NewMark};
 use dibs_switch::knock;
+use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_switch::rules::Wants;
-use dibs_switch::table::{Conn, ConnTable};
+use dibs_switch::table::ConnTable;
+use dibs_switch::tracked::Entry;
 
-use super::chains::Chains;
+use super::chains::{Chains, Event};
 use super::knocking::Knocks;
-use super::machine::{Live, ruling, tracked};
+use super::machine::{Live, tracked};
 use super::ruling::Rule;
 use super::{At, LOOK_EVERY, Mark, SESSION_EVERY};
 use crate::coverage::Seen;
@@ -77,6 +80,10 @@ pub(super) struct Daemon {
     /// Tasks that wait for a turn to change things: the first has it.
     pub(super) turns: VecDeque<u32>,
     pub(super) next_turn: u32,
+    /// Events of conntrack are being dealt with.
+    pub(super) tracking: bool,
+    /// Marks of other programs that are to be followed.
+    pub(super) marked: Vec<Marked<Live>>,
     /// When peers are asked about what is not locked yet.
     pub(super) look_at: Option<Time>,
     /// The peer is being asked.
@@ -289,7 +296,7 @@ impl Host {
             bump: required.or(bump),
             ..Mark::default()
         };
-        self.chains.borrow_mut().marks.insert(pair, mark);
+        self.chains.borrow_mut().first.insert(pair, mark);
         if let Some(required) = required {
             let rule = Rule::requiring(pair, required);
             self.each_rules(|rules| rules.push(rule.clone()));
@@ -300,7 +307,7 @@ impl Host {
     }
 
     pub(super) fn forget(&self, pair: &FlowKey) {
-        self.chains.borrow_mut().marks.remove(pair);
+        self.chains.borrow_mut().forget(pair);
         self.each_rules(|rules| rules.retain(|rule| !rule.is_only_of(pair)));
         let file = &mut *self.file.borrow_mut();
         file.choices.retain(|(p, _)| p != pair);
@@ -321,20 +328,20 @@ impl Host {
         }
     }
 
+    /// All entries are lost. Without a daemon nobody makes them again: what keeps those in that a daemon knew is not
+    /// modelled, so they stay.
     pub(super) fn flush(&self, kept: impl Fn(&FlowKey) -> bool) {
-        let Chains {
-            marks, rules, seen, ..
-        } = &mut *self.chains.borrow_mut();
-        let daemon = self.daemon.borrow();
-        for (pair, mark) in marks.iter_mut() {
-            let marked = |daemon: &Daemon| daemon.conns.get(pair).is_marked();
-            let is_kept = kept(pair)
-                || daemon.as_ref().is_some_and(marked)
-                || rules.iter().any(|rule| rule.means(pair));
-            if !mark.chosen && mark.bump.is_some() && !is_kept {
-                *mark = Mark::default();
-                seen.note(Seen::MarkLost);
+        let (is_up, chains) = (self.is_up(), &mut *self.chains.borrow_mut());
+        let stays = |(pair, mark): &(&FlowKey, &Mark)| {
+            let is_ruled = || chains.rules.iter().any(|rule| rule.means(pair));
+            !is_up && (mark.chosen || kept(pair) || is_ruled())
+        };
+        let lost = chains.marks.iter().filter(|entry| !stays(entry));
+        for pair in lost.map(|(pair, _)| *pair).collect::<Vec<_>>() {
+            if chains.mark(&pair).bump.is_some() {
+                chains.seen.note(Seen::MarkLost);
             }
+            chains.lose(&pair);
         }
     }
 
@@ -370,8 +377,7 @@ impl Host {
             next_request: request,
             ..Daemon::default()
         };
-        let now = self.now.get();
-        let choices = {
+        {
             let file = &mut *self.file.borrow_mut();
             for (pair, choice) in &file.choices {
                 { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
@@ -382,36 +388,60 @@ impl Host {
             if std::mem::take(&mut file.unsaved) {
                 self.highest.borrow_mut().clear();
             }
-            file.choices.clone()
-        };
+        }
         let chains = &mut *self.chains.borrow_mut();
         chains.rules.clone_from(&daemon.rules);
         chains.answers = false;
-        // What an earlier run left.
-        for (pair, mark) in &chains.marks {
-            let socket = self.socket(pair).unwrap_or(Socket::UNKNOWN);
-            let live = Live(Meant {
-                pair: *pair,
-                socket,
-            });
-            let by = { mark.bump }.and_then(|bump| ruling(&daemon, &live).hand_of(bump));
-            daemon.conns.update(pair, |conn| {
-                if mark.chosen {
-                    conn.note_mark(mark.bump, true, now);
-                }
-                match mark.bump {
-                    None if mark.chosen && conn.choice.get().is_none() => conn.move_to_left(now),
-                    None => {}
-                    Some(_) => conn.adopt_mark(mark.seen(), socket, by),
-                }
-            });
-        }
-        daemon.look_at = Some(now + LOOK_EVERY);
+        chains.events.clear();
+        daemon.look_at = Some(self.now.get() + LOOK_EVERY);
+        daemon.tracking = true;
         self.daemon.replace(Some(daemon));
+    }
+
+    /// Takes up what an earlier run left, and follows conntrack.
+    pub(super) async fn begin(&self) {
+        entries::adopt(self).await.expect("a model says all");
+        let choices: Vec<(FlowKey, Choice)> = self.daemon().conns.choices().collect();
         // The peer may not have heard of them; it is told with the next session.
         for (pair, choice) in choices {
-            self.put_choice(chains, pair);
+            self.mark_choices(&[pair]).await;
             self.solicit(&pair, choice.bump);
+        }
+        let marked = entries::catch_up(self).await.expect("a model takes all");
+        self.daemon().marked.extend(marked);
+        self.track().await;
+    }
+
+    /// Follows conntrack until nothing is left to be heard of.
+    pub(super) async fn track(&self) {
+        loop {
+            let event = self.chains.borrow_mut().events.pop_front();
+            let Some((pair, event)) = event else {
+                self.daemon().tracking = false;
+                return;
+            };
+            let ends = [pair, pair.reversed()];
+            let entry = |mark: Mark, told| Entry {
+                mark: SeenMark {
+                    told,
+                    ..mark.seen()
+                },
+                closed: false,
+            };
+            let marked = match event {
+                Event::New(mark) => {
+                    let told = mark != Mark::default();
+                    entries::handle_new(self, &ends, entry(mark, told)).await
+                }
+                Event::Update(mark) => entries::handle_update(self, &ends, entry(mark, true)).await,
+                Event::Destroyed => {
+                    let destroyed = entries::handle_destroyed(self, &ends, None).await;
+                    destroyed.map(|()| None)
+                }
+            };
+            self.daemon()
+                .marked
+                .extend(marked.expect("a model takes all"));
         }
     }
 
@@ -439,8 +469,9 @@ impl Host {
             let new = conn.move_to_mark(bump, explicit, self.now.get());
             (new, conn.lock.locked())
         });
-        let known = chains.marks.entry(pair).or_default();
-        (known.bump, known.chosen) = (bump, new.chosen);
+        chains.change(&pair, |known| {
+            (known.bump, known.chosen) = (bump, new.chosen)
+        });
         chains.set_lock(&pair, lock);
         daemon.look_at = Some(self.now.get());
         if bump.is_none() {
@@ -524,6 +555,7 @@ impl Host {
             daemon.conns.next_telling(),
             daemon.knocks.due(),
             daemon.prefers().then_some(daemon.session_at),
+            (!self.chains.borrow().events.is_empty()).then_some(Time::ZERO),
             self.timers.borrow().first().copied(),
         ];
         dues.into_iter().flatten().min()
@@ -600,23 +632,20 @@ impl Host {
             let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
             let any_silent = self.found.borrow().values().any(|(_, speaks)| !speaks);
             daemon.look_at = (any_left || any_silent).then_some(now + LOOK_EVERY);
-            let chains = &mut *self.chains.borrow_mut();
-            let left = daemon.conns.iter().filter(|(_, conn)| conn.may_follow(now));
-            for pair in left.map(|(pair, _)| *pair).collect::<Vec<_>>() {
-                let follow = |conn: &mut Conn| {
-                    conn.take_left();
-                    let chosen = conn.choice.get().is_some();
-                    if !chosen {
-                        conn.note_mark(None, false, now);
-                    }
-                    chosen
-                };
-                if !daemon.conns.update(&pair, follow) {
-                    chains.marks.entry(pair).or_default().chosen = false;
-                }
-            }
         }
         begins
+    }
+
+    /// True if there are events of conntrack that nobody follows yet.
+    pub(super) fn begin_tracking(&self) -> bool {
+        let daemon = &mut *self.daemon();
+        let begins = !daemon.tracking && !self.chains.borrow().events.is_empty();
+        daemon.tracking |= begins;
+        begins
+    }
+
+    pub(super) fn take_marked(&self) -> Vec<Marked<Live>> {
+        std::mem::take(&mut self.daemon().marked)
     }
 
     pub(super) fn end_asking(&self) {

@@ -10,6 +10,7 @@ use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
 use dibs_switch::conns::{Choice, Meant};
+use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, stands_on,
@@ -18,7 +19,7 @@ use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unan
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants, wanted};
 use dibs_switch::table::ConnTable;
-use dibs_switch::tracked::{Entry, Tracked};
+use dibs_switch::tracked::{Entry, Mend, Tracked};
 use futures_util::future::join_all;
 
 use super::chains::Chains;
@@ -114,6 +115,14 @@ impl Machine for Host {
 
     fn locks(&self) -> bool {
         true
+    }
+
+    fn is_steering(&self) -> bool {
+        true
+    }
+
+    fn may_pass(&self, _: &FlowKey) -> bool {
+        false
     }
 
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
@@ -215,8 +224,23 @@ impl Machine for Host {
         Ok((found, tracked(&self.chains.borrow(), pairs.iter())))
     }
 
-    /// Only of those that are chosen or ruled here: the daemon puts marks of others back as well when they are lost
-    /// (`daemon/src/switch/tracking.rs`), which is not modelled, and locked they would wait for them.
+    async fn entry(&self, pair: &FlowKey) -> Result<Option<Entry>, Unable> {
+        let closed = false;
+        let chains = self.chains.borrow();
+        let entry = |mark: &super::Mark| Entry {
+            mark: mark.seen(),
+            closed,
+        };
+        Ok(chains.marks.get(pair).map(entry))
+    }
+
+    async fn entries(&self) -> Result<Vec<(Ends, Entry)>, Unable> {
+        let chains = self.chains.borrow();
+        let tracked = tracked(&chains, chains.marks.keys());
+        let entry = |(pair, entry): &(FlowKey, Entry)| ([*pair, pair.reversed()], *entry);
+        Ok(tracked.iter().map(entry).collect())
+    }
+
     async fn bumped<T>(
         &self,
         pick: impl Fn(&Live, &Tracked) -> Option<T>,
@@ -224,27 +248,16 @@ impl Machine for Host {
         let lives = self.speaking();
         let chains = self.chains.borrow();
         let tracked = tracked(&chains, chains.marks.keys());
-        let mut picked = Vec::new();
-        for live in lives {
-            let pair = live.pair();
-            let is_known = {
-                let daemon = &mut *self.daemon();
-                let conn = daemon.conns.get(&pair);
-                let ruled = ruling(daemon, &live).deciding().is_some();
-                let is_known = ruled || conn.choice.get().is_some();
-                let bump = tracked.bump(&pair);
-                let is_locked = conn.lock.locked() == bump && chains.mark(&pair).locked;
-                if is_known && bump.is_some() && !is_locked {
-                    // Also of one that may come about yet.
-                    daemon.look_at = Some(self.now.get() + LOOK_EVERY);
-                }
-                is_known
-            };
-            if is_known {
-                picked.extend(pick(&live, &tracked));
-            }
+        let is_open = |live: &Live| {
+            let mark = chains.mark(&live.pair());
+            mark.bump.is_some() && !mark.locked
+        };
+        if lives.iter().any(is_open) {
+            // Also of one that may come about yet.
+            self.daemon().look_at = Some(self.now.get() + LOOK_EVERY);
         }
-        Ok(picked)
+        let picked = lives.iter().filter_map(|live| pick(live, &tracked));
+        Ok(picked.collect())
     }
 
     async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey> {
@@ -317,6 +330,20 @@ impl Machine for Host {
         let chains = &mut *self.chains.borrow_mut();
         pairs.iter().for_each(|pair| self.put_choice(chains, *pair));
         Failed::<Self>::new()
+    }
+
+    async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {
+        let conns = &mut self.daemon().conns;
+        conns.update(&ends[0], |conn| conn.handle_followed(bump));
+    }
+
+    async fn mend(&self, mends: &[(FlowKey, Mend)]) -> Result<(), Unable> {
+        let chains = &mut *self.chains.borrow_mut();
+        for (pair, _) in mends {
+            let lock = self.daemon().conns.get(pair).lock;
+            chains.set_lock(pair, lock.locked());
+        }
+        Ok(())
     }
 
     async fn unlock(&self, pairs: &[FlowKey]) {
@@ -402,6 +429,8 @@ impl Machine for Host {
             News::Follows(Switch { bump: None, .. }) => Seen::SwitchedOut,
             News::Follows(Switch { explicit: true, .. }) => Seen::SwitchedIn,
             News::Follows(_) => Seen::RuleFollowed,
+            News::Marked(Marked { chosen: true, .. }) => Seen::MarkChosen,
+            News::Marked(_) => Seen::MarkFollowed,
             News::Undone(pairs) => {
                 let highest = &mut *self.highest.borrow_mut();
                 highest.retain(|pair, _| !pairs.contains(pair));

@@ -190,6 +190,9 @@ impl World {
                 }
             }
         }
+        for host in 0..2 {
+            self.steer(host);
+        }
         self.pump(0)?;
         self.pump(1)?;
         for node in self.hosts.iter().filter_map(|h| h.node.as_ref()) {

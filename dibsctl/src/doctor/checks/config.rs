@@ -52,7 +52,7 @@ pub(crate) fn judge(
 fn key(read: &Result<(), KeyFileError>) -> Finding {
     match read {
         Ok(()) => Finding::fine("private_key", "it is one, and nobody else's"),
-        Err(KeyFileError::Io { error, .. }) if error.kind() == ErrorKind::PermissionDenied => {
+        Err(KeyFileError::Io(_, error)) if error.kind() == ErrorKind::PermissionDenied => {
             Finding::needs_root("private_key")
         }
         Err(error) => Finding::failed(
@@ -92,10 +92,7 @@ mod tests {
 
     #[test]
     fn a_key_that_only_root_reads_is_no_fault() {
-        let error = |kind: ErrorKind| KeyFileError::Io {
-            path: "/k".into(),
-            error: kind.into(),
-        };
+        let error = |kind: ErrorKind| KeyFileError::Io("/k".into(), kind.into());
         let outcome = |kind| key(&Err(error(kind))).outcome;
         assert_eq!(outcome(ErrorKind::PermissionDenied), Outcome::Skipped);
         assert_eq!(outcome(ErrorKind::NotFound), Outcome::Failed);

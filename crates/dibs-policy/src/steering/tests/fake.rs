@@ -113,10 +113,7 @@ impl CommandRunner for Fake {
             ("iptables-restore" | "ip6tables-restore", ["--noflush", "--wait"]) => host
                 .change(|state| restore(state.chains.get_mut(&family).unwrap(), &command.input))
                 .map(|()| String::new())
-                .map_err(|error| Error::Run {
-                    command: command.to_string(),
-                    error,
-                }),
+                .map_err(|error| Error::Run(command.to_string(), error)),
             (program, _) if program.contains("nft") || program.contains("legacy") => {
                 Err(Error::NotInstalled(program.to_owned()))
             }

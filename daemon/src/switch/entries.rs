@@ -1,19 +1,22 @@
-//! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
-//! where it got lost.
+//! Entries of conntrack: their LOCKED is set once both ends are on the bump, cleared before either leaves it, and set again
+//! where it got lost; and their events are followed while anything is installed. What follows from these says
+//! [`dibs_switch::engine::entries`].
 
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_config::Fail;
-use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
+use dibs_policy::conntrack::{Connection, Conntrack, Event, Events, LOOKUPS};
 use dibs_settings::BumpId;
-use dibs_switch::table::Conn;
+use dibs_switch::engine::entries::{self, Marked, Passing};
 use dibs_switch::tracked::{Mend, Tracked};
 use dibs_wire::FlowKey;
+use tokio::time::sleep;
 
 use crate::data::bumps::{marks, translated};
 use crate::host::live::Live;
-use crate::host::process::{instant, now};
+use crate::host::process::{instant, now, or_warn};
 use crate::kernel::connections;
 use crate::rulebook::state_file::Saved;
 use crate::switch::{Daemon, Task, marking};
@@ -26,39 +29,6 @@ const LOOKS_PER_WHOLE: u32 = 30;
 /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
 pub(crate) fn locks(daemon: &Daemon) -> bool {
     daemon.config.daemon.fail == Fail::Closed
-}
-
-/// Takes over what an earlier run locked, what is on a bump for no reason that outlives the daemon, and
-/// what has just left one; before anything changes marks.
-pub(crate) async fn adopt_marks(daemon: &Daemon) -> anyhow::Result<()> {
-    let layout = marks(&daemon.config);
-    let bumps: Vec<BumpId> = daemon.bumps.all().iter().map(|bump| bump.id).collect();
-    let tracked = tracked_on(daemon, &bumps).await?;
-    let plain = tracked_as(daemon, [layout.choice(None)]).await?;
-    let lives = connections::sockets(&daemon.kernel).await?;
-    // What an earlier run wrote is not the choice of another program.
-    for (pair, entry) in tracked.iter().chain(plain.iter()) {
-        if entry.mark.chosen {
-            marking::note_mark(daemon, pair, entry.mark.bump, true);
-        }
-    }
-    let mut state = daemon.state.borrow_mut();
-    // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
-    for (pair, _) in plain.iter() {
-        state.conns.update(pair, |conn| {
-            if conn.choice.get().is_none() {
-                conn.move_to_left(now());
-            }
-        });
-    }
-    for live in lives {
-        if let Some(mark) = tracked.mark(&live.pair) {
-            let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
-            let adopt = |conn: &mut Conn| conn.adopt_mark(mark, live.socket, by);
-            state.conns.update(&live.pair, adopt);
-        }
-    }
-    Ok(())
 }
 
 /// Has the kernel's marks follow where the file gives devices other numbers than it did: what was on a
@@ -91,25 +61,15 @@ async fn tracked(daemon: &Daemon) -> Result<Tracked, dibs_policy::Error> {
 /// As [`tracked`], on these bumps.
 async fn tracked_on(daemon: &Daemon, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
     let layout = marks(&daemon.config);
-    let marks = bumps
-        .iter()
-        .map(|bump| (layout.bump(*bump), layout.bump_mask()));
-    tracked_as(daemon, marks).await
-}
-
-/// As [`tracked`], with these values in these bits of their marks.
-async fn tracked_as(
-    daemon: &Daemon,
-    marks: impl IntoIterator<Item = (u32, u32)>,
-) -> Result<Tracked, dibs_policy::Error> {
     let mut conntrack = daemon.kernel.conntrack()?;
     let mut tracked = Vec::new();
-    for (value, mask) in marks {
+    for bump in bumps {
         let note = |found: Connection| {
             let ends = connections::ends_to_peers(&daemon.host, &found);
             tracked.extend(ends.map(|pair| (pair, daemon.entry(&found))));
             None::<()>
         };
+        let (value, mask) = (layout.bump(*bump), layout.bump_mask());
         conntrack.marked(value, mask, note).await?;
     }
     Ok(Tracked::new(tracked))
@@ -136,10 +96,10 @@ async fn lock_due(daemon: &Daemon) -> anyhow::Result<()> {
     let (lives, tracked) = daemon.looked_up(&due).await?;
     let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
     let due = daemon.state.borrow_mut().conns.lock_due(now, is_on);
-    let mut conntrack = daemon.kernel.conntrack()?;
-    for (pair, bump) in due {
-        lock(daemon, &mut conntrack, &pair, bump).await?;
-    }
+    let due: Vec<(FlowKey, Mend)> = { due.into_iter() }
+        .map(|(pair, bump)| (pair, Mend::Lock(bump)))
+        .collect();
+    mend(daemon, &due).await?;
     marking::note_locks(daemon).await;
     Ok(())
 }
@@ -177,24 +137,30 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         let conns = &mut daemon.state.borrow_mut().conns;
         conns.mend_locks(now, &tracked, lives, passes)
     };
-    let mut conntrack = daemon.kernel.conntrack()?;
-    for (pair, mend) in mends {
-        match mend {
-            Mend::Lock(bump) => lock(daemon, &mut conntrack, &pair, bump).await?,
-            Mend::Revive => drop(conntrack.revive(&pair).await?),
-            Mend::Unlock => {
-                let _turn = daemon.kernel.marking().await;
-                let bit = marks(&daemon.config).locked_bit();
-                conntrack.set_mark(&pair, 0, bit).await?;
-            }
-        }
-    }
+    mend(daemon, &mends).await?;
     marking::note_locks(daemon).await;
     Ok(())
 }
 
+/// Corrects entries.
+pub(crate) async fn mend(daemon: &Daemon, mends: &[(FlowKey, Mend)]) -> anyhow::Result<()> {
+    let mut conntrack = daemon.kernel.conntrack()?;
+    for (pair, mend) in mends {
+        match mend {
+            Mend::Lock(bump) => lock(daemon, &mut conntrack, pair, *bump).await?,
+            Mend::Revive => drop(conntrack.revive(pair).await?),
+            Mend::Unlock => {
+                let _turn = daemon.kernel.marking().await;
+                let bit = marks(&daemon.config).locked_bit();
+                conntrack.set_mark(pair, 0, bit).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Sets LOCKED of a connection that is locked on `bump` by our record.
-pub(crate) async fn lock(
+async fn lock(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
     pair: &FlowKey,
@@ -209,7 +175,7 @@ pub(crate) async fn lock(
 }
 
 /// Keeps LOCKED in the kernel as it should be.
-pub(crate) async fn keep(daemon: Rc<Daemon>) {
+pub(crate) async fn keep_locks(daemon: Rc<Daemon>) {
     let mut look = tokio::time::Instant::now();
     let mut looks = 0;
     loop {
@@ -229,5 +195,64 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
             kept
         };
         daemon.events.note("lock connections", kept);
+    }
+}
+
+/// Before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Follows the table for good.
+pub(crate) async fn follow_entries(daemon: Rc<Daemon>) {
+    loop {
+        let Err(error) = follow_once(&daemon).await;
+        daemon.events.note("follow the conntrack table", Err(error));
+        sleep(RETRY).await;
+    }
+}
+
+async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
+    let mut events = Events::open()?;
+    follow_apart(daemon, entries::catch_up(&**daemon).await?);
+    daemon
+        .events
+        .note("follow the conntrack table", anyhow::Ok(()));
+    loop {
+        let marked = match events.next().await? {
+            Event::Destroyed(entry) => {
+                let passing = passing(daemon, &entry);
+                entries::handle_destroyed(&**daemon, &entry.ends(), passing).await?;
+                Vec::new()
+            }
+            Event::New(found) => {
+                let entry = daemon.entry(&found);
+                Vec::from_iter(entries::handle_new(&**daemon, &found.ends(), entry).await?)
+            }
+            Event::Update(found) => {
+                let entry = daemon.entry(&found);
+                Vec::from_iter(entries::handle_update(&**daemon, &found.ends(), entry).await?)
+            }
+            Event::Lost => entries::catch_up(&**daemon).await?,
+        };
+        follow_apart(daemon, marked);
+    }
+}
+
+fn passing(daemon: &Daemon, entry: &Connection) -> Option<Passing> {
+    let Live { pair, .. } = connections::passing(&daemon.host, entry)?;
+    let goes_on = connections::was_passing(entry);
+    Some(Passing { pair, goes_on })
+}
+
+/// Has marks of other programs followed while more events come.
+fn follow_apart(daemon: &Rc<Daemon>, marked: Vec<Marked<Live>>) {
+    for marked in marked {
+        let daemon = Rc::clone(daemon);
+        tokio::task::spawn_local(async move {
+            let _turn = match marked.chosen {
+                true => Some(daemon.users.own_turn().await),
+                false => None,
+            };
+            or_warn(entries::follow(&*daemon, marked).await);
+        });
     }
 }

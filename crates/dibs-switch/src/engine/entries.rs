@@ -1,0 +1,337 @@
+//! Entries of conntrack: those that vanish are made again, and marks that others set are followed, or put back.
+
+use dibs_wire::FlowKey;
+use std::collections::BTreeSet;
+
+use dibs_settings::BumpId;
+
+use super::{
+    Live, Machine, Mark, News, all_of, choices, or_warn, rules, switches, update, warn_of,
+};
+use crate::marks::{Foreign, Hand, Handed, SeenMark};
+use crate::table::Conn;
+use crate::tracked::{Entry, Mend};
+
+/// A connection as either of its ends may have begun it.
+pub type Ends = [FlowKey; 2];
+
+/// Mark of another program that is to be [followed](follow), beside whatever else goes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Marked<L> {
+    /// The connection.
+    pub conn: L,
+    /// The bump; none: plain.
+    pub bump: Option<BumpId>,
+    /// It is a choice.
+    pub chosen: bool,
+    /// The bump that the connection was taken from.
+    was: Option<BumpId>,
+}
+
+/// A connection that passes this host between others, and whose entry is gone.
+#[derive(Clone, Copy, Debug)]
+pub struct Passing {
+    /// Its ends.
+    pub pair: FlowKey,
+    /// It goes on, as far as anybody knows: the entry was flushed.
+    pub goes_on: bool,
+}
+
+/// Takes an entry that is new. Returns the mark of another program that it may have.
+///
+/// # Errors
+/// The kernel does not say, or does not take what stands.
+pub async fn handle_new<M: Machine>(
+    m: &M,
+    ends: &Ends,
+    entry: Entry,
+) -> Result<Option<Marked<M::Live>>, M::Fault> {
+    m.note_followed(ends, entry.mark.bump).await;
+    let settled = m.conns(|conns| {
+        let is_settled = |pair: &&FlowKey| {
+            let choice = conns.get(pair).choice.get();
+            choice.is_some_and(|choice| !choice.pending)
+        };
+        ends.iter().find(is_settled).copied()
+    });
+    let marked = match settled {
+        // It has no mark of ours yet, whatever rules set.
+        Some(pair) if !entry.mark.chosen => restore(m, pair, false).await.map(|()| None),
+        _ => handle_mark(m, ends, entry).await,
+    };
+    m.conns(|conns| conns.update_each(ends, |conn| conn.ended = false));
+    marked
+}
+
+/// Takes an entry that has changed. Returns the mark of another program that it may have.
+///
+/// # Errors
+/// As of [`handle_new`].
+pub async fn handle_update<M: Machine>(
+    m: &M,
+    ends: &Ends,
+    entry: Entry,
+) -> Result<Option<Marked<M::Live>>, M::Fault> {
+    m.note_followed(ends, entry.mark.bump).await;
+    handle_mark(m, ends, entry).await
+}
+
+/// The entry of a connection is gone: it is made again if the connection is chosen or follows, and goes on.
+///
+/// # Errors
+/// As of [`handle_new`].
+pub async fn handle_destroyed<M: Machine>(
+    m: &M,
+    ends: &Ends,
+    passing: Option<Passing>,
+) -> Result<(), M::Fault> {
+    if let Some(Passing { pair, goes_on }) = passing {
+        update(m, &pair, |conn| conn.lose_entry(goes_on));
+        if !goes_on {
+            m.unlock(&[pair]).await;
+        }
+    }
+    for pair in ends {
+        restore(m, *pair, passing.is_some_and(|passing| passing.goes_on)).await?;
+    }
+    Ok(())
+}
+
+/// Brings marks and the record together where changes were missed. Returns marks of other programs.
+///
+/// # Errors
+/// As of [`handle_new`].
+pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Fault> {
+    let entries = m.entries().await?;
+    let mut marked = Vec::new();
+    for (ends, entry) in &entries {
+        m.note_followed(ends, entry.mark.bump).await;
+        if entry.mark.chosen {
+            marked.extend(handle_mark(m, ends, *entry).await?);
+        }
+    }
+    let chosen: Vec<FlowKey> = m.conns(|conns| conns.choices().map(|(pair, _)| pair).collect());
+    warn_of(m, &m.mark_choices(&chosen).await);
+    let tracked: BTreeSet<FlowKey> = entries.into_iter().flat_map(|(ends, _)| ends).collect();
+    // One that follows has no choice to say where it belongs, and while this end alone sends, nothing comes that it could
+    // follow anew.
+    let lost: Vec<FlowKey> = m.conns(|conns| {
+        let followed = conns.iter().filter(|(_, conn)| conn.followed().is_some());
+        let followed = followed.map(|(pair, _)| *pair);
+        followed.filter(|pair| !tracked.contains(pair)).collect()
+    });
+    for pair in lost {
+        restore(m, pair, m.may_pass(&pair)).await?;
+    }
+    Ok(marked)
+}
+
+/// Takes over what an earlier run locked, what is on a bump for no reason that outlives the daemon, and what has just left
+/// one; before anything changes marks.
+///
+/// # Errors
+/// The kernel does not say.
+pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
+    let mut entries = m.entries().await?;
+    let is_marked = |mark: SeenMark| mark.carried && (mark.bump.is_some() || mark.chosen);
+    entries.retain(|(_, entry)| is_marked(entry.mark));
+    for (ends, entry) in &entries {
+        m.note_followed(ends, entry.mark.bump).await;
+    }
+    let of_peers = entries.iter().flat_map(|(ends, entry)| {
+        let of_peers = ends.iter().filter(|pair| m.peer_of(pair).is_some());
+        of_peers.map(|pair| (*pair, entry.mark))
+    });
+    let marks: Vec<(FlowKey, SeenMark)> = of_peers.collect();
+    let pairs: Vec<FlowKey> = marks.iter().map(|(pair, _)| *pair).collect();
+    let lives = m.find(&pairs).await?;
+    for (pair, mark) in marks {
+        let live = lives.get(&pair);
+        let by = { live.zip(mark.bump) }
+            .and_then(|(live, bump)| m.ruling(live, |ruling| ruling.hand_of(bump)));
+        let socket = live.map(|live| live.meant().socket);
+        update(m, &pair, |conn| conn.adopt_mark(mark, socket, by, m.now()));
+    }
+    Ok(())
+}
+
+/// Lets connections follow again that left their bumps a while ago.
+pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
+    let mut taken = Vec::new();
+    let marks = || {
+        let now = m.now();
+        m.conns(|conns| {
+            conns.update_all(|pair, conn| {
+                if conn.may_follow(now) {
+                    conn.take_left();
+                    taken.extend(conn.choice.get().is_none().then_some(*pair));
+                }
+            });
+        });
+        let mark = |pair: &FlowKey| Mark::moved(*pair, None);
+        taken.iter().map(mark).collect()
+    };
+    let failed = m.mark(marks).await;
+    m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.move_to_left(m.now())));
+    all_of::<M>(failed)
+}
+
+/// The entry of a connection that was chosen or follows is gone; the connection may not be. `passes`: it has no socket
+/// here that would say so, and goes on.
+async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M::Fault> {
+    let (settled, had) = m.conns(|conns| {
+        let conn = conns.get(&pair);
+        let choice = conn.choice.get();
+        (choice.is_some_and(|choice| !choice.pending), conn.had())
+    });
+    if !settled && had.is_none() {
+        return Ok(());
+    }
+    let found = m.find(&[pair]).await?;
+    let lives = passes || found.get(&pair).is_some_and(|live| !live.is_over());
+    match had {
+        _ if lives && settled => all_of::<M>(m.mark_choices(&[pair]).await),
+        Some((bump, explicit)) if lives => {
+            let mark = Mark {
+                pair,
+                bump,
+                explicit,
+            };
+            all_of::<M>(m.mark(|| vec![mark]).await)
+        }
+        Some(_) => {
+            m.note_followed(&[pair, pair.reversed()], None).await;
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// A mark that says otherwise than the record was set by another program. Returns it, if it is to be followed.
+async fn handle_mark<M: Machine>(
+    m: &M,
+    ends: &Ends,
+    entry: Entry,
+) -> Result<Option<Marked<M::Live>>, M::Fault> {
+    let knows = |mark| m.conns(|conns| conns.either(ends).knows(mark));
+    if knows(entry.mark) {
+        return relock(m, ends, entry).await.map(|()| None);
+    }
+    // It may have been put right since.
+    let entry = m.entry(&ends[0]).await?;
+    let Some(Entry { mark, .. }) = entry.filter(|entry| !knows(entry.mark)) else {
+        return Ok(None);
+    };
+    let of_peers = ends.iter().filter(|pair| m.peer_of(pair).is_some());
+    let found = m.find(&Vec::from_iter(of_peers.copied())).await?;
+    let Some(live) = found.into_values().next() else {
+        return Ok(None);
+    };
+    let is_required = || m.ruling(&live, |ruling| ruling.requirement().is_some());
+    // The kernel's own rule puts back with the next packet what is required.
+    if live.is_over() || !mark.carried || is_required() {
+        return Ok(None);
+    }
+    let pair = live.pair();
+    let was = match mark.bump {
+        None => m.ruling(&live, |ruling| ruling.stands_on(None)),
+        Some(_) => None,
+    };
+    let by = { mark.bump }.and_then(|bump| m.ruling(&live, |ruling| ruling.hand_of(bump)));
+    let foreign = update(m, &pair, |conn| conn.handle_mark(mark, by, m.now()));
+    match foreign {
+        Foreign::Chosen => update(m, &pair, |conn| conn.move_to_awaited(mark.bump)),
+        Foreign::News => {}
+        Foreign::Lost if m.is_steering() => all_of::<M>(m.mark_choices(&[pair]).await)?,
+        Foreign::Straggler => all_of::<M>(switches::mark_moved(m, &[pair], None).await)?,
+        Foreign::Lost | Foreign::Known => {}
+    }
+    let is_followed = matches!(foreign, Foreign::Chosen | Foreign::News);
+    Ok(is_followed.then_some(Marked {
+        conn: live,
+        bump: mark.bump,
+        chosen: mark.chosen,
+        was,
+    }))
+}
+
+/// An entry that was made anew has no LOCKED.
+async fn relock<M: Machine>(m: &M, ends: &Ends, entry: Entry) -> Result<(), M::Fault> {
+    let mends: Vec<(FlowKey, Mend)> = m.conns(|conns| {
+        let mend = |pair: &FlowKey| Some((*pair, conns.get(pair).lock.mend(entry, Some(false))?));
+        ends.iter().filter_map(mend).collect()
+    });
+    match mends.is_empty() {
+        true => Ok(()),
+        false => m.mend(&mends).await,
+    }
+}
+
+/// Follows a mark of another program. A choice, in a turn in which nobody else changes anything, becomes one as `enable`
+/// and `disable` make it; of another move, which neither end knows of, the peer is told.
+///
+/// # Errors
+/// The system could not.
+pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fault> {
+    let Marked {
+        conn, bump, was, ..
+    } = marked;
+    if marked.chosen {
+        let followed = follow_choice(m, marked).await;
+        update(m, &conn.pair(), |conn| conn.end_awaited(bump));
+        return followed;
+    }
+    m.tell(News::Marked(marked));
+    if let Some(bump) = was.filter(|_| !m.is_outside(was)) {
+        let by = Hand::Kept;
+        let keep = |conn: &mut Conn| conn.hand_over(Some(Handed { bump, by }));
+        update(m, &conn.pair(), keep);
+        or_warn(m, put_back(m, &conn).await);
+    }
+    or_warn(m, m.install().await);
+    rules::follow(m, &[conn], bump.into()).await;
+    Ok(())
+}
+
+/// Makes a choice of another program ours, if it still stands: it may have been our own, and `cleanup` have taken it back.
+async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fault> {
+    let Marked {
+        conn: live, bump, ..
+    } = marked;
+    let pair = live.pair();
+    let entry = m.entry(&pair).await?;
+    let stands = entry.is_some_and(|Entry { mark, .. }| mark.chosen && mark.bump == bump);
+    let known = m.conns(|conns| conns.get(&pair).choice.get());
+    if !stands || known.is_some_and(|choice| choice.bump == bump) {
+        return Ok(());
+    }
+    update(m, &pair, |conn| conn.note_mark(bump, true, m.now()));
+    m.tell(News::Marked(marked));
+    if bump.is_none() {
+        put_back(m, &live).await?;
+    }
+    let moved = choices::choose(m, &[live], bump.into(), |_, _| ()).await?;
+    for why in moved.iter().filter_map(|(_, outcome)| outcome.fault()) {
+        let why = format!("what another program chose is undone: {why}");
+        m.tell(News::Fault(&why));
+    }
+    Ok(())
+}
+
+/// Puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
+async fn put_back<M: Machine>(m: &M, live: &M::Live) -> Result<(), M::Fault> {
+    let socket = live.meant().socket;
+    let explicit = m.conns(|conns| conns.get(&live.pair()).choice.of(socket).is_some());
+    // The mark as we know it says plain by now.
+    let bump = m.ruling(live, |ruling| ruling.stands_on(None));
+    if m.is_outside(bump) {
+        return Ok(());
+    }
+    let pair = live.pair();
+    let mark = Mark {
+        pair,
+        bump,
+        explicit,
+    };
+    all_of::<M>(m.mark(|| vec![mark]).await)
+}
