@@ -143,7 +143,8 @@ fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
         ..of_laptop.clone()
     };
     init!(server, "--peer", &other.to_string()).good();
-    let lent: Vec<String> = { server.config().peers.iter() }
+    let peers = server.config().peers;
+    let lent: Vec<String> = { peers.iter() }
         .flat_map(|peer| peer.appears_as.iter().map(ToString::to_string))
         .collect();
     assert_eq!(lent, ["10.77.0.2", "fd77::2", "10.77.0.3", "fd77::3"]);

@@ -62,8 +62,8 @@ pub struct Meetings<'a, R> {
 
 impl<'a, R: Fn(usize, SocketAddr) -> bool> Meetings<'a, R> {
     /// Finds for each path an address of the other's to call. An address in the same network comes first. Else it is one
-    /// of a path with the same label that nothing here faces, and that is reached over a router; private addresses are
-    /// taken to be reached only from private ones.
+    /// of a path with the same label that nothing here faces, and that is reached over a router. Private addresses are
+    /// taken to be reached only from private ones of trusted paths, because others lead to the internet.
     pub fn met(&self) -> Vec<Meeting<'a>> {
         let own = self.own.iter().enumerate();
         let met = own.filter_map(|(index, path)| {
@@ -118,10 +118,13 @@ impl<'a, R: Fn(usize, SocketAddr) -> bool> Meetings<'a, R> {
         fits: impl Fn(&Way) -> bool,
     ) -> Option<(&'a Way, SocketAddr)> {
         let ways = { self.other.ways.iter() }.filter(|way| fits(way) && !self.is_faced(way));
+        let OwnPath {
+            attachments, trust, ..
+        } = &self.own[index];
         let from = |at: &Attachment, to: IpAddr| {
-            at.address.is_ipv4() == to.is_ipv4() && (is_private(at.address) || !is_private(to))
+            let within = *trust == Trust::Trusted && is_private(at.address);
+            at.address.is_ipv4() == to.is_ipv4() && (within || !is_private(to))
         };
-        let attachments = &self.own[index].attachments;
         let mut endpoints = ways.flat_map(|way| self.endpoints(way)).filter(|(_, to)| {
             !self.elsewhere.iter().any(|at| at.faces(to.ip()))
                 && attachments.iter().any(|at| from(at, to.ip()))
