@@ -281,6 +281,14 @@ impl Conn {
         self.lives(host, kernel) && !listens
     }
 
+    /// True if its handshake is over at a host.
+    pub fn is_open(&self, host: usize, kernel: &Kernel) -> bool {
+        let end = &self.ends[usize::from(self.ends[0].host != host)];
+        let socket = kernel.sockets.get::<tcp::Socket<'_>>(end.socket);
+        let opens = [State::Listen, State::SynSent, State::SynReceived];
+        self.lives(host, kernel) && !opens.contains(&socket.state())
+    }
+
     /// How a host's kernel numbers its socket.
     pub fn socket(&self, host: usize) -> Socket {
         Socket(2 * self.number + host as u32 + 1)

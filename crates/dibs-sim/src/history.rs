@@ -196,8 +196,8 @@ pub enum Op {
     Open(Plan),
     /// An end (0 client, 1 server) of a connection aborts it.
     Abort(usize, usize),
-    /// A host's direction of a connection goes to a bump, or to plain (0), by a mark set by hand.
-    Switch(usize, usize, Option<BumpId>),
+    /// Another program of a host sets the mark of a connection: to a bump or to plain, as a choice or not.
+    Mark(usize, usize, Option<BumpId>, bool),
     /// The user of a host moves a connection to a bump, or to plain.
     Choose(usize, usize, Option<BumpId>),
     /// The users of both hosts do so at once.

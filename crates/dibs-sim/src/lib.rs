@@ -35,26 +35,15 @@ pub use world::{Failure, Report, World};
 /// # Errors
 /// A promise was broken; the text says which, and how to repeat it.
 pub fn run(seed: u64) -> Result<Report, String> {
-    run_history(seed, &History::random(seed), "")
-}
-
-/// Runs the history of a seed, in which users change rules as well.
-///
-/// # Errors
-/// As of [`run`].
-pub fn run_ruled(seed: u64) -> Result<Report, String> {
-    run_history(seed, &History::ruled(seed), " --rules")
-}
-
-fn run_history(seed: u64, history: &History, option: &str) -> Result<Report, String> {
-    let outcome = std::panic::catch_unwind(|| World::run(seed, history));
+    let history = History::random(seed);
+    let outcome = std::panic::catch_unwind(|| World::run(seed, &history));
     let (at, what, state) = match outcome {
         Ok(Ok(report)) => return Ok(report),
         Ok(Err(Failure { at, what, state })) => (format!("{at:?}"), what, state),
         Err(panic) => ("some time".into(), panic_text(&*panic), String::new()),
     };
     Err(format!(
-        "seed {seed}: {what} (at {at})\n{history}\n{state}repeat with: cargo xtask sim --seed {seed}{option}"
+        "seed {seed}: {what} (at {at})\n{history}\n{state}repeat with: cargo xtask sim --seed {seed}"
     ))
 }
 

@@ -1,4 +1,4 @@
-//! Runs histories of the simulator: `dibs-sim [--rules] [--seeds N] [--seed S] [--jobs J]`.
+//! Runs histories of the simulator: `dibs-sim [--seeds N] [--seed S] [--jobs J]`.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -8,21 +8,19 @@ use std::time::Instant;
 
 use dibs_sim::coverage::Histogram;
 
-const USAGE: &str = "usage: dibs-sim [--rules] [--seeds N] [--seed S] [--jobs J]
-  --rules    histories in which users change rules as well
+const USAGE: &str = "usage: dibs-sim [--seeds N] [--seed S] [--jobs J]
   --seeds N  run N seeds, from the one of --seed on (default 2000 from 0; 1 if --seed stands alone)
   --seed S   the first seed
   --jobs J   threads (default: one a processor)";
 
 struct Arguments {
-    rules: bool,
     first: u64,
     count: u64,
     jobs: usize,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let (mut first, mut count, mut rules) = (None, None, false);
+    let (mut first, mut count) = (None, None);
     let mut jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -32,7 +30,6 @@ fn arguments() -> Result<Arguments, String> {
                 .map_err(|e| format!("{word} {text}: {e}"))
         };
         match word.as_str() {
-            "--rules" => rules = true,
             "--seed" => first = Some(number()?),
             "--seeds" => count = Some(number()?),
             "--jobs" => jobs = number()?.max(1) as usize,
@@ -40,7 +37,6 @@ fn arguments() -> Result<Arguments, String> {
         }
     }
     Ok(Arguments {
-        rules,
         first: first.unwrap_or(0),
         count: count.unwrap_or(if first.is_some() { 1 } else { 2000 }),
         jobs,
@@ -75,10 +71,6 @@ fn main() -> ExitCode {
 
 /// Runs each history, on as many threads as there are jobs; returns how many failed.
 fn histories(arguments: &Arguments) -> u64 {
-    let run = match arguments.rules {
-        true => dibs_sim::run_ruled,
-        false => dibs_sim::run,
-    };
     let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
     let (histogram, began) = (Mutex::new(Histogram::default()), Instant::now());
     let work = || {
@@ -87,7 +79,7 @@ fn histories(arguments: &Arguments) -> u64 {
             if at >= arguments.count {
                 return;
             }
-            match run(arguments.first + at) {
+            match dibs_sim::run(arguments.first + at) {
                 Ok(report) if arguments.count == 1 => say(&format!("{report:#?}")),
                 Ok(report) => {
                     let mut histogram = histogram.lock().expect("no thread panics with it");

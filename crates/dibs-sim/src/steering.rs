@@ -100,15 +100,29 @@ impl<'a> At<'a> {
         conn.lives(host, self.kernel).then(|| conn.socket(host))
     }
 
-    /// All that are alive, and whether they speak: before the first packet there is only who listens.
-    fn found(&self) -> BTreeMap<FlowKey, (Socket, bool)> {
-        let Sockets(_, numbers, _) = self.sockets;
-        let live = |pair: &FlowKey| {
-            let speaks = self.kernel.speaks(pair);
-            Some((*pair, (self.socket(pair)?, speaks)))
+    /// All that are alive.
+    fn found(&self) -> BTreeMap<FlowKey, Found> {
+        let Sockets(conns, numbers, host) = self.sockets;
+        let live = |(pair, number): (&FlowKey, &usize)| {
+            let found = Found {
+                socket: self.socket(pair)?,
+                speaks: self.kernel.speaks(pair),
+                opens: !conns[*number].is_open(host, self.kernel),
+            };
+            Some((*pair, found))
         };
-        numbers.keys().filter_map(live).collect()
+        numbers.iter().filter_map(live).collect()
     }
+}
+
+/// A socket that is not closed.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    socket: Socket,
+    /// It may still send or get something.
+    speaks: bool,
+    /// Its handshake is not over yet, or there is only who listens.
+    opens: bool,
 }
 
 /// A task of a daemon.
@@ -120,8 +134,6 @@ pub struct Steering {
     host: Rc<Host>,
     /// Tasks of the daemon that are not over, in the order in which they began.
     tasks: Vec<Task>,
-    /// Rules that users want, whom no daemon has heard yet.
-    pub wanted_rules: Option<Vec<Rule>>,
 }
 
 impl Steering {
@@ -164,6 +176,11 @@ impl Steering {
         self.host.choice(pair)
     }
 
+    /// Users have these rules from now on, as soon as a daemon has heard of it and could save them.
+    pub fn want_rules(&mut self, rules: Vec<Rule>) {
+        self.host.wanted.replace(Some(rules));
+    }
+
     /// True if a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
     pub fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         self.host.kernel_mut().admits(pair, way, follow)
@@ -174,14 +191,21 @@ impl Steering {
         self.host.kernel_mut().way(pair)
     }
 
-    /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>) {
-        self.host.kernel_mut().set_by_hand(pair, bump);
+    /// Another program sets a mark; without a daemon nobody would put it right.
+    pub fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>, chosen: bool) {
+        if self.host.is_up() {
+            self.host.kernel_mut().set_by_hand(pair, bump, chosen);
+        }
     }
 
-    /// All entries of conntrack are lost; without a daemon `kept` ones stay.
-    pub fn flush(&mut self, kept: impl Fn(&FlowKey) -> bool) {
-        self.host.flush(kept);
+    /// True if the mark is another program's, of which the daemon has made nothing yet.
+    pub fn is_by_others(&self, pair: &FlowKey) -> bool {
+        self.host.kernel().by_others.contains(pair)
+    }
+
+    /// All entries of conntrack are lost; without a daemon that is `awake` those stay that are `kept`.
+    pub fn flush(&mut self, awake: bool, kept: impl Fn(&FlowKey) -> bool) {
+        self.host.flush(awake, kept);
     }
 
     /// The state file takes nothing until then: no choice can be carried out.
@@ -299,8 +323,7 @@ impl Steering {
         if !self.host.is_up() {
             return None;
         }
-        let wanted = self.wanted_rules.as_ref().map(|_| Time::ZERO);
-        self.host.due().into_iter().chain(wanted).min()
+        self.host.due()
     }
 
     /// Does what is due, and learns whether the peer has a session, and answers: rules that prefer their bump ask for it.
@@ -336,7 +359,7 @@ impl Steering {
         let before = self.tasks.len();
         let host = Rc::clone(&self.host);
         self.host.handle_due(now);
-        if let Some(rules) = self.wanted_rules.take() {
+        if let Some(rules) = self.host.begin_changing(now) {
             let host = Rc::clone(&host);
             self.spawn(async move { host.change_rules(rules).await });
         }

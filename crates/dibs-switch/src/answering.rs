@@ -12,7 +12,7 @@ use crate::conns::{Choice, Socket, Version};
 use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch};
 use crate::plausible::{Hosts, Implausible};
-use crate::table::{Conn, ConnTable};
+use crate::table::{Conn, ConnTable, Moving};
 
 /// Request of a peer's SWITCH.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +160,15 @@ impl Wanted {
             true => switch.bump.is_none() && !choice.is_some_and(has_it),
             false => choice.is_none(),
         });
+        // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
+        let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
+        let is_word = !switch.explicit && !switch.ready;
+        if is_word && conn.moving.as_ref().is_some_and(crosses) && here.ruled.is_none() {
+            if version.generation == 0 && self.hosts.own > self.hosts.peer {
+                return Err(Refusal::Older(0));
+            }
+            conn.moving = None;
+        }
         let own = here
             .required
             .or(ruled)
@@ -176,6 +185,12 @@ impl Wanted {
             failed: false,
         };
         if let Some(refusal) = following.refusal {
+            // Once the rule here is gone it goes where a rule of the peer wants it.
+            let is_word = is_word || !switch.explicit && switch.bump.is_none();
+            if is_word && handed.is_none_or(|handed| handed.by == Hand::Peer) {
+                let (wanted, by) = (switch.bump.filter(|_| version.generation > 0), Hand::Peer);
+                conn.hand_over(wanted.map(|bump| Handed { bump, by }));
+            }
             // The peer goes there all the same: what it sends is not to be dropped for a lock.
             let leaves = !switch.explicit && !switch.ready && switch.bump.is_some();
             return match leaves && conn.lock.holds_back(switch.bump) {
@@ -342,6 +357,7 @@ mod tests {
             (chosen(1), u64::MAX, here, far),
             (chosen(0), 1, required, Refusal::OwnRule(bump(2))),
             (ruled(1), 0, required, Refusal::OwnRule(bump(2))),
+            (ruled(1), 1, required, Refusal::OwnRule(bump(2))),
             (ruled(0), 0, decided, Refusal::OwnRule(bump(2))),
             (ruled(1), 0, decided, Refusal::OwnRule(bump(2))),
             (chosen(0), 1, decided, Refusal::OwnRule(bump(2))),
@@ -349,6 +365,15 @@ mod tests {
             let mut conns = ConnTable::default();
             let judged = judge(&mut conns, switch, generation, here);
             assert_eq!(judged.err(), Some(refusal), "{switch:?}");
+            // Only where the peer's rules want it is noted.
+            let by_peer = |bump| Handed {
+                bump,
+                by: Hand::Peer,
+            };
+            let is_ruled = !switch.explicit && generation > 0;
+            let wants = switch.bump.filter(|_| is_ruled).map(by_peer);
+            assert_eq!(conns.get(&pair()).handed(), wants);
+            conns.update(&pair(), |conn| conn.hand_over(None));
             assert_eq!(conns, ConnTable::default());
         }
         // Only a rule that requires its bump stands above a choice for another one; a bound socket may be plain.
@@ -397,11 +422,44 @@ mod tests {
             let judged = judge(&mut conns, switch, 1, here);
             assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))), "{switch:?}");
         }
-        let following = judge(&mut conns, ruled(1), 0, here).expect("it is unlocked");
+        let following = judge(&mut conns, ruled(1), 1, here).expect("it is unlocked");
         assert!(!following.is_new);
         let followed = follow(&mut conns, following, None);
         assert_eq!(followed, (vec![Step::Unlock], Outcome::OwnRule));
-        assert_eq!(conns.get(&pair()).handed(), None);
+        let (bump, by) = (bump(1), Hand::Peer);
+        assert_eq!(conns.get(&pair()).handed(), Some(Handed { bump, by }));
+    }
+
+    /// Both hosts move a connection, which other programs put on different bumps.
+    #[test]
+    fn of_two_moves_that_cross_one_stands() {
+        let (bump, ruled_here) = (BumpId::new(2), false);
+        let moving = Some(Moving {
+            bump,
+            ruled: ruled_here,
+        });
+        let moves = |hosts, generation, moving: Option<Moving>| {
+            let mut conns = ConnTable::default();
+            conns.update(&pair(), |conn| conn.moving = moving);
+            let wanted = Wanted {
+                switch: ruled(1),
+                hosts,
+                refusal: None,
+            };
+            let (pair, socket) = (pair().reversed(), SOCKET);
+            let host = hosts.peer;
+            let version = Version { generation, host };
+            let named = Named { pair, socket };
+            let judged = wanted.judge(&mut conns, (named, version), Some(HERE), NOW);
+            (judged.err(), conns.get(&pair.reversed()).moving)
+        };
+        let higher = Hosts { own: 8, peer: 7 };
+        let stays = (Some(Refusal::Older(0)), moving);
+        assert_eq!(moves(HOSTS, 0, moving), (None, None));
+        assert_eq!(moves(higher, 0, moving), stays);
+        // A rule of the peer has it go there.
+        assert_eq!(moves(higher, 1, moving), (None, None));
+        assert_eq!(moves(higher, 0, None), (None, None));
     }
 
     #[test]

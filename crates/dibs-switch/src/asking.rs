@@ -6,7 +6,7 @@ use dibs_settings::BumpId;
 use crate::conns::{Choice, Meant, Socket, Version};
 use crate::messages::{Answer, Outcome, Switch, Unanswered};
 use crate::plausible::Implausible;
-use crate::table::{Conn, ConnTable};
+use crate::table::{Conn, ConnTable, Moving};
 
 /// The switch of one connection, of which its peer is asked for its part.
 ///
@@ -19,6 +19,8 @@ pub struct Negotiation {
     bump: Option<BumpId>,
     /// By choice.
     explicit: bool,
+    /// A rule of this host has it go there.
+    ruled: bool,
     /// The version that it was asked with last.
     version: Version,
     /// What had been chosen before.
@@ -125,17 +127,18 @@ impl Negotiation {
             version: choice.version,
             before,
             origin,
-            ..Self::by_rule(conn, bump, host)
+            ..Self::by_rule(conn, Moving { bump, ruled: false }, host)
         })
     }
 
-    /// Moves a connection because rules of `host` changed.
-    pub fn by_rule(conn: Meant, bump: Option<BumpId>, host: u64) -> Self {
-        let generation = 0;
+    /// Moves a connection by no choice of `host`, which its record says as well.
+    pub fn by_rule(conn: Meant, Moving { bump, ruled }: Moving, host: u64) -> Self {
+        let generation = u64::from(ruled);
         Self {
             conn,
             bump,
             explicit: false,
+            ruled,
             version: Version { generation, host },
             before: None,
             origin: None,
@@ -290,11 +293,17 @@ impl Negotiation {
         let choice = conns.get(&self.conn.pair).choice.of(self.conn.socket);
         let stands = match self.explicit {
             true => choice.is_some_and(|choice| choice.bump == self.bump),
-            false => choice.is_none(),
+            false => choice.is_none() && self.is_moving(conns),
         };
         self.left = is_there && stands;
         self.handle_look(false);
         self.left
+    }
+
+    /// True if nothing has ended a move by no choice.
+    fn is_moving(&self, conns: &ConnTable) -> bool {
+        let (bump, ruled) = (self.bump, self.ruled);
+        conns.get(&self.conn.pair).moving == Some(Moving { bump, ruled })
     }
 
     /// Decides what becomes of it. A peer that could not follow a rule is asked [again](crate::telling).
@@ -303,12 +312,18 @@ impl Negotiation {
         let conclusion = match self.explicit {
             true => conns.update(&self.conn.pair, |conn| self.conclude_with(conn)),
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
-                Some(_) => Conclusion::Superseded,
-                None => {
-                    let note = |conn: &mut Conn| conn.telling.handle_moved(self.bump, answer, now);
+                // Where the peer has gone this host follows.
+                None if self.is_moving(conns) || matches!(answer, Ok((Outcome::Done, _))) => {
+                    let note = |conn: &mut Conn| {
+                        if let Ok((Outcome::Done, _)) = answer {
+                            conn.forget_peer_elsewhere(self.bump);
+                        }
+                        conn.telling.handle_moved(self.bump, answer, now);
+                    };
                     conns.update(&self.conn.pair, note);
                     Conclusion::InForce
                 }
+                _ => Conclusion::Superseded,
             },
         };
         self.phase = Phase::Concluded(answer, conclusion, None);
@@ -322,7 +337,7 @@ impl Negotiation {
             _ => None,
         };
         if !self.explicit {
-            let own = own.filter(|_| self.bump.is_none()).map(Step::GiveIn);
+            let own = own.filter(|_| !self.ruled).map(Step::GiveIn);
             // What the peer takes no part in goes one way only, as rules allow.
             let step = own.or(Some(Step::Move));
             return [

@@ -30,6 +30,7 @@ use crate::tracked::{Entry, Mend, Tracked};
 pub mod asks;
 pub mod choices;
 pub mod entries;
+pub mod knocks;
 pub mod locks;
 pub mod rules;
 pub mod switches;
@@ -334,6 +335,20 @@ pub trait Machine {
     async fn steerable(&self, lives: &[Self::Live], bump: Option<BumpId>) -> Vec<Self::Live>;
     /// Connections of these that plain does not carry, as far as anybody can say.
     async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<FlowKey, knock::Refusal>;
+    /// Knocks at a peer, for up to [`ROUND`] connections. Returns those that plain does not carry.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn knock(&self, peer: usize, lives: &[Self::Live]) -> Result<rules::Kept, Self::Fault>;
+    /// Sends acknowledgements in plain and hears those of a peer. Returns its answers, except for connections of which the
+    /// kernel does not say where they stand.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn hear_knocks(
+        &self,
+        heard: knocks::Heard,
+    ) -> Result<HashMap<FlowKey, (Outcome, u64)>, Self::Fault>;
     /// Reason why none of these connections can follow a SWITCH to a bump.
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal>;
 

@@ -37,8 +37,8 @@ pub struct Written {
     pub bump: Option<BumpId>,
     /// OVERRIDE is set.
     pub chosen: bool,
-    /// Since when.
-    pub at: Time,
+    /// When it left a bump for plain.
+    pub left: Option<Time>,
 }
 
 /// Mark that a connection is to have, by all that is known of it.

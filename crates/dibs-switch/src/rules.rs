@@ -5,7 +5,7 @@ use dibs_wire::FlowKey;
 
 use crate::answering::Here;
 use crate::conns::{Choice, Socket};
-use crate::marks::Hand;
+use crate::marks::{Hand, Handed};
 use crate::messages::Outcome;
 use crate::table::{Conn, ConnTable};
 
@@ -184,9 +184,14 @@ where
     }
 
     /// The bump that it stays on whose mark has it `on` one: none if it is about to leave it, or not there yet, by its
-    /// choice; or by a rule, which takes it elsewhere with the next packet; or if it moves otherwise.
+    /// choice; or by a rule, which takes it elsewhere with the next packet; or if it moves otherwise; or if the peer has it
+    /// elsewhere by a rule.
     pub fn stays_on(&self, on: Option<BumpId>) -> Option<BumpId> {
-        if self.known.moving {
+        if self.known.moving.is_some() {
+            return None;
+        }
+        let is_elsewhere = |to: Handed| to.by == Hand::Peer && Some(to.bump) != on;
+        if self.choice().is_none() && self.known.handed().is_some_and(is_elsewhere) {
             return None;
         }
         let meant = match (self.requirement(), self.choice()) {
@@ -274,7 +279,6 @@ impl Wants {
 mod tests {
     use super::*;
     use crate::conns::tests::{bump, pair};
-    use crate::marks::Handed;
 
     const SOCKET: Socket = Socket(77);
 

@@ -45,10 +45,19 @@ pub struct Conn {
     followed: Option<BumpId>,
     /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
     pub(crate) arriving: bool,
-    /// Move because rules changed is under way: the mark is ahead of our record, or behind it.
-    pub moving: bool,
+    /// Move by no choice that is under way: the mark is ahead of our record, or behind it.
+    pub moving: Option<Moving>,
     /// End of a connection that passed this host was seen. Nobody knows it of others without an entry in conntrack.
     pub ended: bool,
+}
+
+/// Move by no choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moving {
+    /// The bump; none: to plain.
+    pub bump: Option<BumpId>,
+    /// A rule here has it go there. Otherwise the peer's word ends the move.
+    pub ruled: bool,
 }
 
 static NOTHING: LazyLock<Conn> = LazyLock::new(Conn::default);
@@ -75,6 +84,12 @@ impl Conn {
         self.handed = to;
     }
 
+    /// Forgets where rules of the peer wanted it, unless that is this bump: the peer has given that up.
+    pub fn forget_peer_elsewhere(&mut self, bump: Option<BumpId>) {
+        let stays = |to: &Handed| to.by != Hand::Peer || Some(to.bump) == bump;
+        self.handed = self.handed.filter(stays);
+    }
+
     /// Notes that the connection was to go to plain by rules, and stays on this bump, because of this answer of the peer.
     /// The peer is asked [again](crate::telling) if the answer said nothing about plain.
     pub fn keep_on(&mut self, bump: BumpId, answer: Answer, now: Time) {
@@ -84,8 +99,19 @@ impl Conn {
     }
 
     /// Notes what its mark says from now on.
-    pub fn note_mark(&mut self, bump: Option<BumpId>, chosen: bool, at: Time) {
-        self.written = Some(Written { bump, chosen, at });
+    pub fn note_mark(&mut self, bump: Option<BumpId>, chosen: bool, now: Time) {
+        let left = match (self.marked(), bump) {
+            (Some(_), None) => Some(now),
+            (None, None) => self.written.and_then(|mark| mark.left),
+            (_, Some(_)) => None,
+        };
+        self.written = Some(Written { bump, chosen, left });
+    }
+
+    /// The bump that its mark says, as far as is known.
+    pub fn marked(&self) -> Option<BumpId> {
+        let handed = self.handed.map(|handed| handed.bump);
+        { self.written }.map_or(self.followed.or(handed), |mark| mark.bump)
     }
 
     /// Moves the record to a mark of this bump, or of none, by choice if `explicit`; returns the mark.
@@ -96,7 +122,7 @@ impl Conn {
         let new = NewMark {
             chosen: explicit || self.left.is_some(),
             locked: bump.is_some() && self.lock.locked() == bump,
-            was: self.written.map_or(self.followed, |mark| mark.bump),
+            was: self.marked(),
         };
         self.note_mark(bump, new.chosen, now);
         if bump.is_none() {
@@ -109,7 +135,7 @@ impl Conn {
 
     /// True if a mark is as our record has it, or as the kernel's rules make it.
     pub fn knows(&self, mark: SeenMark) -> bool {
-        if self.moving && !self.is_chosen_elsewhere(mark) {
+        if self.moving.is_some() && !self.is_chosen_elsewhere(mark) {
             return true;
         }
         let written = self
@@ -140,13 +166,19 @@ impl Conn {
     /// Takes a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, if no rule
     /// of ours does.
     pub fn handle_mark(&mut self, mark: SeenMark, by: Option<Hand>, now: Time) -> Foreign {
-        let has_left =
-            |written: Written| written.bump.is_none() && now.since(written.at) < STRAGGLERS;
+        let has_left = |written: Written| {
+            written
+                .left
+                .is_some_and(|left| now.since(left) < STRAGGLERS)
+        };
         let handed = self.handed.map(|handed| handed.bump);
-        let had = self.written.map_or(handed, |written| written.bump);
+        let had = self
+            .written
+            .map_or(handed.or(self.followed), |written| written.bump);
+        let is_elsewhere = had.is_some() && had != mark.bump;
         // The kernel follows what comes by a bump from plain alone.
         let by = by.map(|by| match by {
-            Hand::Peer if had.is_some() && had != mark.bump => Hand::Other,
+            Hand::Peer if is_elsewhere => Hand::Other,
             by => by,
         });
         let ruled = matches!(by, None | Some(Hand::Rule));
@@ -165,6 +197,7 @@ impl Conn {
         } else {
             self.handed = by.map(|by| Handed { bump, by }).or(self.handed);
             match by {
+                None if is_elsewhere => Foreign::News,
                 None | Some(Hand::Peer) => Foreign::Known,
                 Some(Hand::Rule | Hand::Other | Hand::Kept) => Foreign::News,
             }

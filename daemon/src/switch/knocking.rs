@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,10 +11,11 @@ use dibs_core::Time;
 use dibs_io::{PacketEar, PacketSender};
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
-use dibs_switch::engine::asks::{self, ROUND};
-use dibs_switch::engine::stands_on;
+use dibs_switch::engine::asks;
+use dibs_switch::engine::knocks::Heard;
+use dibs_switch::engine::rules::Kept;
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
-use dibs_switch::messages::{Body, Named, Outcome, Unanswered};
+use dibs_switch::messages::{Body, Named, Outcome};
 use dibs_wire::FlowKey;
 use nix::net::if_::if_nametoindex;
 use tokio::io::unix::AsyncFd;
@@ -36,51 +36,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The knocks of some connections that go on together.
 type Knocks = BTreeMap<FlowKey, Knock>;
 
-/// Connections of these that cannot leave their bumps for plain, and why. Those that are on no bump, and those
-/// on another program's device, are not looked at.
-pub(crate) async fn refusals(
-    daemon: &Daemon,
-    lives: &[Live],
-) -> anyhow::Result<BTreeMap<FlowKey, Refusal>> {
-    let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
-    for live in lives.iter().filter(|live| !live.over) {
-        let on = stands_on(daemon, live);
-        if daemon.bumps.inside(on).is_some() {
-            by_peer.entry(live.peer).or_default().push(*live);
-        }
-    }
-    let asked = by_peer.iter().map(async |(peer, lives)| {
-        let mut refused = Vec::new();
-        let mut answers_none = false;
-        for lives in lives.chunks(ROUND) {
-            if answers_none {
-                let why = Refusal::Peer(Err(Unanswered::NotAsked));
-                refused.extend(lives.iter().map(|live| (live.pair, why)));
-                continue;
-            }
-            let some = knock(daemon, *peer, lives).await?;
-            let is_silent =
-                |(_, why): &(FlowKey, Refusal)| *why == Refusal::Peer(Err(Unanswered::Silent));
-            answers_none = some.len() == lives.len() && some.iter().all(is_silent);
-            refused.extend(some);
-        }
-        anyhow::Ok(refused)
-    });
-    let asked = futures_util::future::try_join_all(asked).await?;
-    Ok(asked.into_iter().flatten().collect())
-}
-
 /// Knocks at one peer, for up to [`ROUND`] connections; those that plain does not carry.
-async fn knock(
-    daemon: &Daemon,
-    peer: usize,
-    lives: &[Live],
-) -> anyhow::Result<Vec<(FlowKey, Refusal)>> {
+pub(crate) async fn knock(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyhow::Result<Kept> {
     let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
     let numbers = numbers_of(daemon, &pairs).await?;
     let unknown = pairs.iter().filter(|pair| !numbers.contains_key(pair));
-    let mut refused: Vec<(FlowKey, Refusal)> =
-        unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
+    let mut refused: Kept = unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
     let known = lives.iter().filter(|live| numbers.contains_key(&live.pair));
     let meant: Vec<Meant> = known.map(Meant::from).collect();
     if meant.is_empty() {
@@ -118,78 +79,32 @@ async fn knock(
     for (pair, knock) in knocks {
         match knock.outcome(at) {
             Some(Ok((Outcome::Done, _))) | None => {}
-            Some(answer) => refused.push((pair, Refusal::Peer(answer))),
+            Some(answer) => drop(refused.insert(pair, Refusal::Peer(answer))),
         }
     }
     Ok(refused)
 }
 
-/// Answers a peer that knocks: whether the acknowledgements arrive that it sends in plain. This host sends its own.
-pub(crate) async fn on_knock(
-    daemon: &Rc<Daemon>,
-    peer: usize,
-    conns: Vec<(Named, Numbers)>,
-) -> Vec<(Outcome, u64)> {
-    let answered = async {
-        let pairs: Vec<FlowKey> = { conns.iter() }
-            .map(|(named, _)| named.pair.reversed())
-            .collect();
-        let (lives, tracked) = daemon.looked_up(&pairs).await?;
-        let mut outcomes: Vec<Option<(Outcome, u64)>> = vec![None; conns.len()];
-        let mut meant: BTreeMap<FlowKey, Numbers> = BTreeMap::new();
-        for (index, ((named, theirs), pair)) in conns.iter().zip(&pairs).enumerate() {
-            match lives.get(pair).filter(|live| live.peer == peer) {
-                None => outcomes[index] = Some((Outcome::NoConnection, 0)),
-                Some(live) if live.socket != named.socket => {
-                    outcomes[index] = Some((Outcome::OtherSocket, live.socket.0.into()));
-                }
-                Some(_) => drop(meant.insert(*pair, *theirs)),
-            }
-        }
-        let is_bumped = |pair: &FlowKey| tracked.bump(pair).is_some();
-        let replies = reply(daemon, &meant, is_bumped).await?;
-        let outcomes = outcomes.into_iter().zip(&pairs);
-        let failed = (Outcome::Failed, 0);
-        let reply = |pair: &FlowKey| replies.get(pair).copied().unwrap_or(failed);
-        anyhow::Ok(
-            outcomes
-                .map(|(known, pair)| known.unwrap_or_else(|| reply(pair)))
-                .collect(),
-        )
-    };
-    match answered.await {
-        Ok(outcomes) => outcomes,
-        Err(error) => {
-            tracing::warn!("cannot find out whether plain carries connections: {error:#}");
-            vec![(Outcome::Failed, 0); conns.len()]
-        }
-    }
-}
-
 /// Answers to a peer that sends these acknowledgements; none for those of which the kernel here does not say
 /// where they stand.
-async fn reply(
-    daemon: &Rc<Daemon>,
-    meant: &BTreeMap<FlowKey, Numbers>,
-    is_bumped: impl Fn(&FlowKey) -> bool,
+pub(crate) async fn hear(
+    daemon: &Daemon,
+    heard: &Heard,
 ) -> anyhow::Result<HashMap<FlowKey, (Outcome, u64)>> {
     let mut replies = HashMap::new();
-    if meant.is_empty() {
+    if heard.is_empty() {
         return Ok(replies);
     }
-    let plain = Plain::open(daemon, meant.keys())?;
-    let bumped: Vec<FlowKey> = meant
-        .keys()
-        .filter(|pair| is_bumped(pair))
-        .copied()
-        .collect();
+    let plain = Plain::open(daemon, heard.keys())?;
+    let bumped = heard.iter().filter(|(_, (_, is_bumped))| *is_bumped);
+    let bumped: Vec<FlowKey> = bumped.map(|(pair, _)| *pair).collect();
     let numbers = numbers_of(daemon, &bumped).await?;
     let begin = now();
     let mut knocks = Knocks::new();
-    for (pair, theirs) in meant {
+    for (pair, (theirs, is_bumped)) in heard {
         let own = numbers.get(pair).copied();
         // What is in plain here already has to be heard, and not to be proved.
-        if own.is_some() || !is_bumped(pair) {
+        if own.is_some() || !is_bumped {
             knocks.insert(*pair, Knock::answer(begin, own, *theirs));
         }
     }
@@ -264,7 +179,7 @@ fn watched(ear: PacketEar) -> io::Result<AsyncFd<PacketEar>> {
 }
 
 /// Addresses that acknowledgements come from, and their ports (source, destination).
-type Heard = (BTreeSet<IpAddr>, BTreeSet<(u16, u16)>);
+type Listened = (BTreeSet<IpAddr>, BTreeSet<(u16, u16)>);
 
 /// Sockets that send acknowledgements in plain, and hear them.
 struct Plain {
@@ -280,7 +195,7 @@ impl Plain {
         pairs: impl Iterator<Item = &'a FlowKey> + Clone,
     ) -> anyhow::Result<Self> {
         let own = marks(&daemon.config).own();
-        let mut heard: BTreeMap<bool, Heard> = BTreeMap::new();
+        let mut heard: BTreeMap<bool, Listened> = BTreeMap::new();
         for pair in pairs {
             let (sources, ports) = heard.entry(pair.dst.is_ipv4()).or_default();
             sources.insert(pair.dst);

@@ -1,6 +1,6 @@
 //! The machine that the engine for switching works on: this host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use dibs_core::Time;
@@ -9,7 +9,7 @@ use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::conns::{Meant, host_id};
 use dibs_switch::engine::entries::{Ends, Marked};
-use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, rules};
+use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, knocks, rules};
 use dibs_switch::knock;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
@@ -218,13 +218,24 @@ impl Machine for Daemon {
     }
 
     async fn uncarried(&self, lives: &[Live]) -> rules::Kept {
-        let refusals = knocking::refusals(self, lives).await;
+        let refusals = knocks::refusals(self, lives).await;
         let refusals = refusals.unwrap_or_else(|error| {
             tracing::warn!("cannot find out whether plain carries connections: {error:#}");
             let unknown = |live: &Live| (live.pair, knock::Refusal::Unknown);
             lives.iter().map(unknown).collect()
         });
         connections::spread_refusals(lives, refusals)
+    }
+
+    async fn knock(&self, peer: usize, lives: &[Live]) -> anyhow::Result<rules::Kept> {
+        knocking::knock(self, peer, lives).await
+    }
+
+    async fn hear_knocks(
+        &self,
+        heard: knocks::Heard,
+    ) -> anyhow::Result<HashMap<FlowKey, (Outcome, u64)>> {
+        knocking::hear(self, &heard).await
     }
 
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use dibs_core::node::Event;
 use dibs_settings::BumpId;
 use dibs_switch::conns::Version;
-use dibs_switch::engine::{ROUND, locks, rules, switches, tells, wants};
+use dibs_switch::engine::{ROUND, knocks, locks, rules, switches, tells, wants};
 use dibs_switch::knock::Numbers;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, knocking, sessions, steering};
+use crate::switch::{Daemon, Task, sessions, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -170,7 +170,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     parts.push((request, more.len()));
                     conns.extend(more);
                 }
-                let outcomes = knocking::on_knock(&daemon, peer, conns).await;
+                let outcomes = knocks::answer(&*daemon, peer, &conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
             Body::Silent { sequence, ports } => {

@@ -21,9 +21,7 @@ use crate::kernel::{connections, devices};
 use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
-use crate::switch::{
-    Daemon, knocking, listing, marking, paths, rule_changes, sessions, steering, switching,
-};
+use crate::switch::{Daemon, listing, marking, paths, rule_changes, sessions, steering, switching};
 
 impl Serves for Daemon {
     async fn serve(
@@ -122,7 +120,7 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
     // Peers whose rules want otherwise keep their part, and answer into nothing.
     let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
     if !force {
-        let stuck = knocking::refusals(daemon, &told).await?;
+        let stuck = engine::knocks::refusals(daemon, &told).await?;
         if let Some((pair, why)) = stuck.iter().next() {
             bail!(refused(format!(
                 "{} connection(s) would break, so nothing was changed: of the one from {pair}, {why}; \"cleanup \

@@ -9,7 +9,7 @@ use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
 use dibs_switch::engine::choices::{self, Outcome};
-use dibs_switch::engine::{Goal, stands_on};
+use dibs_switch::engine::{Goal, knocks, stands_on};
 use dibs_switch::messages::{Answer, Outcome as Said};
 use dibs_wire::FlowKey;
 
@@ -20,7 +20,7 @@ use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::switch::listing::{check_peer, no_session, visible};
 use crate::switch::marking::MarkError;
-use crate::switch::{Daemon, knocking, listing, marking, sessions};
+use crate::switch::{Daemon, listing, marking, sessions};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ pub(crate) async fn refused_here(
         Goal {
             bump: None,
             force: false,
-        } => { knocking::refusals(daemon, lives).await?.into_iter() }
+        } => { knocks::refusals(daemon, lives).await?.into_iter() }
             .map(|(pair, why)| (pair, format!("{why} (--force moves it all the same)")))
             .collect(),
         _ => HashMap::new(),

@@ -97,14 +97,10 @@ impl History {
             Leaving::Firewalled,
             Leaving::Firewalled,
         ]);
-        history
-    }
-
-    /// The history of a seed, in which users change rules as well.
-    pub fn ruled(seed: u64) -> Self {
-        let mut history = Self::random(seed);
-        let bumps = bumps(&history.setup);
-        ruled::add(&mut Rng::new(mix(seed ^ 0x2a1e5)), &mut history, bumps);
+        let dice = &mut Rng::new(mix(seed ^ 0x2a1e5));
+        if dice.chance(0.4) {
+            ruled::add(dice, &mut history, bumps);
+        }
         history
     }
 }
@@ -303,7 +299,7 @@ fn random_op(
             Op::Open(plan(rng, budget, bumps, *conns - 1))
         }
         12..15 => Op::Abort(conn, host),
-        15..24 => Op::Switch(conn, host, anywhere(rng, bumps)),
+        15..24 => Op::Mark(conn, host, anywhere(rng, bumps), rng.chance(0.5)),
         24..43 => Op::Choose(conn, host, anywhere(rng, bumps)),
         43..48 => Op::Cross(conn, [0; 2].map(|_| anywhere(rng, bumps))),
         48..50 => Op::Flush(host),

@@ -12,9 +12,8 @@ const MOST: u64 = 3;
 
 /// Puts changes of rules into a history of connections that may be on these bumps.
 pub(super) fn add(rng: &mut Rng, history: &mut History, bumps: &[BumpId]) {
-    // Marks that others set are taken for theirs, which rules do not move; what comes by a bump is followed; and what two
-    // rules require of one connection in different ways never gets through, and is not to.
-    history.ops.retain(|(_, op)| !matches!(op, Op::Switch(..)));
+    // What comes by a bump is followed; and what two rules require of one connection in different ways never gets through,
+    // and is not to.
     let mut conns = 0;
     for (_, op) in &mut history.ops {
         if let Op::Open(plan) = op {

@@ -1,7 +1,7 @@
 //! The kernel's marks of connections, and the rules that set them.
 
 use dibs_wire::FlowKey;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use dibs_settings::{BumpId, Level};
 
@@ -24,6 +24,8 @@ pub(super) struct Chains {
     pub(super) marks: BTreeMap<FlowKey, Mark>,
     /// Marks that connections begin with.
     pub(super) first: BTreeMap<FlowKey, Mark>,
+    /// Connections with marks of other programs, of which the daemon has made nothing yet.
+    pub(super) by_others: BTreeSet<FlowKey>,
     /// Events of which the daemon has not heard yet.
     pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
@@ -67,6 +69,7 @@ impl Chains {
     pub(super) fn forget(&mut self, pair: &FlowKey) {
         self.marks.remove(pair);
         self.first.remove(pair);
+        self.by_others.remove(pair);
         self.events.retain(|(known, _)| known != pair);
     }
 
@@ -133,17 +136,19 @@ impl Chains {
         bump.map_or(Way::Plain, Way::Bump)
     }
 
-    /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub(super) fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>) {
-        let required = self.requires(&pair).is_some();
-        let set = |mark: &mut Mark| {
-            let sets = !mark.chosen && !mark.locked && !required && mark.bump != bump;
-            if sets {
-                mark.bump = bump;
-            }
-            sets
+    /// Another program sets the whole mark of a connection, if it is tracked.
+    pub(super) fn set_by_hand(&mut self, pair: FlowKey, bump: Option<BumpId>, chosen: bool) {
+        if !self.marks.contains_key(&pair) {
+            return;
+        }
+        let locked = false;
+        let mark = Mark {
+            bump,
+            chosen,
+            locked,
         };
-        if self.change(&pair, set) {
+        if self.change(&pair, |known| std::mem::replace(known, mark)) != mark {
+            self.by_others.insert(pair);
             self.seen.note(Seen::MarkedByHand);
         }
     }

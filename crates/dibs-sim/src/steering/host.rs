@@ -24,7 +24,7 @@ use super::chains::{Chains, Event};
 use super::knocking::Knocks;
 use super::machine::{Live, tracked};
 use super::ruling::Rule;
-use super::{At, LOOK_EVERY, Mark, SESSION_EVERY};
+use super::{At, Found, LOOK_EVERY, Mark, SESSION_EVERY};
 use crate::coverage::Seen;
 
 /// Wish of a task to the data path.
@@ -80,6 +80,8 @@ pub(super) struct Daemon {
     /// Tasks that wait for a turn to change things: the first has it.
     pub(super) turns: VecDeque<u32>,
     pub(super) next_turn: u32,
+    /// When users try again to change rules; none: they do not wait.
+    pub(super) change_at: Option<Time>,
     /// Events of conntrack are being dealt with.
     pub(super) tracking: bool,
     /// Marks of other programs that are to be followed.
@@ -114,14 +116,16 @@ pub(super) struct Host {
     pub(super) peer: u64,
     /// Users want connections in plain whether that carries them or not.
     pub(super) forces: bool,
+    /// Rules that users want, and that are not saved yet.
+    pub(super) wanted: RefCell<Option<Vec<Rule>>>,
     pub(super) chains: RefCell<Chains>,
     pub(super) file: RefCell<File>,
     pub(super) daemon: RefCell<Option<Daemon>>,
     /// The highest version that was in force, by connection.
     pub(super) highest: RefCell<BTreeMap<FlowKey, Version>>,
     pub(super) now: Cell<Time>,
-    /// Connections that are alive, and whether they speak.
-    pub(super) found: RefCell<BTreeMap<FlowKey, (Socket, bool)>>,
+    /// Connections that are alive.
+    pub(super) found: RefCell<BTreeMap<FlowKey, Found>>,
     /// The data path's connections, if anybody has asked since the last input.
     pub(super) listed: RefCell<Option<Rc<Vec<ConnSnapshot>>>>,
     pub(super) commands: RefCell<Vec<Command>>,
@@ -257,15 +261,15 @@ impl Host {
 
     /// The socket of a connection that is alive here.
     pub(super) fn socket(&self, pair: &FlowKey) -> Option<Socket> {
-        self.found.borrow().get(pair).map(|(socket, _)| *socket)
+        self.found.borrow().get(pair).map(|found| found.socket)
     }
 
     /// Connections that are alive and speak.
     pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
-        let speaking = found.iter().filter(|(_, (_, speaks))| *speaks);
-        let live = |(pair, (socket, _)): (&FlowKey, &(Socket, bool))| {
-            let (pair, socket) = (*pair, *socket);
+        let speaking = found.iter().filter(|(_, found)| found.speaks);
+        let live = |(pair, found): (&FlowKey, &Found)| {
+            let (pair, socket) = (*pair, found.socket);
             Live(Meant { pair, socket })
         };
         speaking.map(live).collect()
@@ -330,8 +334,8 @@ impl Host {
 
     /// All entries are lost. Without a daemon nobody makes them again: what keeps those in that a daemon knew is not
     /// modelled, so they stay.
-    pub(super) fn flush(&self, kept: impl Fn(&FlowKey) -> bool) {
-        let (is_up, chains) = (self.is_up(), &mut *self.chains.borrow_mut());
+    pub(super) fn flush(&self, awake: bool, kept: impl Fn(&FlowKey) -> bool) {
+        let (is_up, chains) = (self.is_up() && awake, &mut *self.chains.borrow_mut());
         let stays = |(pair, mark): &(&FlowKey, &Mark)| {
             let is_ruled = || chains.rules.iter().any(|rule| rule.means(pair));
             !is_up && (mark.chosen || kept(pair) || is_ruled())
@@ -394,6 +398,7 @@ impl Host {
         chains.answers = false;
         chains.events.clear();
         daemon.look_at = Some(self.now.get() + LOOK_EVERY);
+        daemon.change_at = Some(Time::ZERO);
         daemon.tracking = true;
         self.daemon.replace(Some(daemon));
     }
@@ -472,6 +477,7 @@ impl Host {
         chains.change(&pair, |known| {
             (known.bump, known.chosen) = (bump, new.chosen)
         });
+        chains.by_others.remove(&pair);
         chains.set_lock(&pair, lock);
         daemon.look_at = Some(self.now.get());
         if bump.is_none() {
@@ -555,6 +561,7 @@ impl Host {
             daemon.conns.next_telling(),
             daemon.knocks.due(),
             daemon.prefers().then_some(daemon.session_at),
+            { daemon.change_at }.filter(|_| self.wanted.borrow().is_some()),
             (!self.chains.borrow().events.is_empty()).then_some(Time::ZERO),
             self.timers.borrow().first().copied(),
         ];
@@ -582,7 +589,8 @@ impl Host {
     fn set_locks(&self, now: Time) {
         let chains = &mut *self.chains.borrow_mut();
         let tracked = tracked(chains, chains.marks.keys());
-        let lives = |pair: &FlowKey| self.socket(pair).map(|_| true);
+        let found = self.found.borrow();
+        let lives = |pair: &FlowKey| found.get(pair).filter(|it| !it.opens).map(|_| true);
         let conns = &mut self.daemon().conns;
         for (pair, _) in conns.mend_locks(now, &tracked, lives, |_| false) {
             chains.set_lock(&pair, conns.get(&pair).lock.locked());
@@ -630,10 +638,18 @@ impl Host {
             daemon.asking = true;
             // Also of those that have not begun here.
             let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
-            let any_silent = self.found.borrow().values().any(|(_, speaks)| !speaks);
+            let any_silent = self.found.borrow().values().any(|found| !found.speaks);
             daemon.look_at = (any_left || any_silent).then_some(now + LOOK_EVERY);
         }
         begins
+    }
+
+    /// Rules that users want by now, unless they wait for other ones to be changed.
+    pub(super) fn begin_changing(&self, now: Time) -> Option<Vec<Rule>> {
+        let wanted = self.wanted.borrow().clone()?;
+        let daemon = &mut *self.daemon();
+        daemon.change_at.take_if(|at| *at <= now)?;
+        Some(wanted)
     }
 
     /// True if there are events of conntrack that nobody follows yet.

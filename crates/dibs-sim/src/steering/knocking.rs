@@ -53,7 +53,7 @@ impl Knocks {
 
 impl Host {
     /// Finds out whether plain carries a connection that is to go there; why not.
-    pub(super) async fn knock(&self, conn: Meant) -> Option<Refusal> {
+    pub(super) async fn knock_for(&self, conn: Meant) -> Option<Refusal> {
         let Some(own) = self.numbers(&conn.pair).await else {
             return Some(Refusal::Unknown);
         };
@@ -88,28 +88,25 @@ impl Host {
     }
 
     /// Answers a peer that knocks.
-    pub(super) async fn answer_knock(&self, (named, theirs): (Named, Numbers)) -> (Outcome, u64) {
-        let pair = named.pair.reversed();
+    pub(super) async fn hear_knock(
+        &self,
+        pair: FlowKey,
+        theirs: Numbers,
+        is_bumped: bool,
+    ) -> Option<(Outcome, u64)> {
         let own = self.numbers(&pair).await;
-        match self.socket(&pair) {
-            None => return (Outcome::NoConnection, 0),
-            Some(socket) if socket != named.socket => {
-                return (Outcome::OtherSocket, socket.0.into());
-            }
-            Some(_) if own.is_none() && self.kernel().mark(&pair).bump.is_some() => {
-                return (Outcome::Failed, 0);
-            }
-            Some(_) => {}
+        if own.is_none() && is_bumped {
+            return None;
         }
         let key = (pair, false);
         self.knocks(|knocks| knocks.0.insert(key, Knock::answer(self.now(), own, theirs)));
-        self.until(|| {
+        let reply = self.until(|| {
             self.knocks(|knocks| match knocks.0.get_mut(&key) {
                 None => Some((Outcome::NoConnection, 0)),
                 Some(knock) => knock.reply(self.now()),
             })
-        })
-        .await
+        });
+        Some(reply.await)
     }
 
     /// Numbers of a connection, as far as the data path knows them.

@@ -13,7 +13,7 @@ use dibs_switch::conns::{Choice, Meant};
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::{
-    self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, stands_on,
+    self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, knocks,
 };
 use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
@@ -274,31 +274,31 @@ impl Machine for Host {
         lives: &[Live],
         goal: Goal,
     ) -> Result<BTreeMap<FlowKey, &'static str>, Unable> {
-        let mut refused = BTreeMap::new();
-        for live in lives {
-            let (required, standing, pending) = {
-                let daemon = self.daemon();
-                let marked = self.marked(live);
-                let ruling = ruling(&daemon, live);
-                let required = ruling.requirement().map(|rule| rule.bump);
-                let choice = daemon.conns.get(&live.pair()).choice.of(live.0.socket);
-                let pending = choice.is_some_and(|choice| choice.pending);
-                (required, ruling.stands_on(marked), pending)
-            };
-            let leaves = goal.bump.is_none() && standing.is_some() && !goal.force;
+        let stuck = match goal {
+            Goal {
+                bump: None,
+                force: false,
+            } => knocks::refusals(self, lives).await?,
+            _ => Kept::new(),
+        };
+        let why = |live: &Live| {
+            let pair = live.pair();
+            let daemon = self.daemon();
+            let required = ruling(&daemon, live).requirement().map(|rule| rule.bump);
+            let choice = daemon.conns.get(&pair).choice.of(live.0.socket);
             let why = if required.is_some_and(|bump| Some(bump) != goal.bump) {
                 Seen::RequiredKept
-            } else if pending {
+            } else if choice.is_some_and(|choice| choice.pending) {
                 Seen::BusyRefused
-            } else if leaves && self.knock(live.0).await.is_some() {
+            } else if stuck.contains_key(&pair) {
                 Seen::PlainRefused
             } else {
-                continue;
+                return None;
             };
             self.note(why);
-            refused.insert(live.pair(), why.name());
-        }
-        Ok(refused)
+            Some((pair, why.name()))
+        };
+        Ok(lives.iter().filter_map(why).collect())
     }
 
     async fn steerable(&self, lives: &[Live], _: Option<BumpId>) -> Vec<Live> {
@@ -306,13 +306,29 @@ impl Machine for Host {
     }
 
     async fn uncarried(&self, lives: &[Live]) -> Kept {
-        let bumped = lives.iter().filter(|live| stands_on(self, live).is_some());
-        let knocked = bumped.map(async |live| {
-            let why = self.knock(live.0).await?;
-            self.note(Seen::PlainRefused);
+        let refusals = knocks::refusals(self, lives).await;
+        let refusals = refusals.expect("a model finds out");
+        refusals.iter().for_each(|_| self.note(Seen::PlainRefused));
+        refusals
+    }
+
+    async fn knock(&self, _: usize, lives: &[Live]) -> Result<Kept, Unable> {
+        let knocked = lives.iter().map(async |live| {
+            let why = self.knock_for(live.0).await?;
             Some((live.pair(), why))
         });
-        join_all(knocked).await.into_iter().flatten().collect()
+        Ok(join_all(knocked).await.into_iter().flatten().collect())
+    }
+
+    async fn hear_knocks(
+        &self,
+        heard: knocks::Heard,
+    ) -> Result<HashMap<FlowKey, (Outcome, u64)>, Unable> {
+        let heard = heard.into_iter().map(async |(pair, (theirs, is_bumped))| {
+            let reply = self.hear_knock(pair, theirs, is_bumped).await?;
+            Some((pair, reply))
+        });
+        Ok(join_all(heard).await.into_iter().flatten().collect())
     }
 
     async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[FlowKey]) -> Option<Refusal> {
@@ -372,7 +388,10 @@ impl Machine for Host {
     }
 
     fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>) {
-        if let Some(bump) = bump {
+        // While a handshake goes on Linux answers such a segment as any other, smoltcp with a RST.
+        let found = self.found.borrow();
+        let opens = found.get(pair).is_some_and(|found| found.opens);
+        if let Some(bump) = bump.filter(|_| !opens) {
             self.command(Command::Solicit(*pair, bump));
         }
     }

@@ -2,9 +2,9 @@
 
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
-use dibs_switch::engine::{Goal, choices, locks, rules, stands_on, switches, wants};
+use dibs_switch::engine::{Goal, choices, knocks, locks, rules, stands_on, switches, wants};
 use dibs_switch::messages::{Body, Message, Outcome};
-use futures_util::future::join_all;
+use dibs_switch::telling::TELL_AGAIN;
 
 use super::host::Host;
 use super::machine::Live;
@@ -44,12 +44,16 @@ impl Host {
             rules: &gone,
             force: self.forces,
         };
-        if rules::replace(self, rules, gone, &self.speaking())
-            .await
-            .is_err()
-        {
+        let wanted = Some(rules.clone());
+        let replaced = rules::replace(self, rules, gone, &self.speaking()).await;
+        let mut change_at = self.now.get();
+        if replaced.is_err() {
             self.note(Seen::FailedHere);
+            change_at += TELL_AGAIN;
+        } else if *self.wanted.borrow() == wanted {
+            self.wanted.take();
         }
+        self.daemon().change_at = Some(change_at);
     }
 
     /// The peer has a session now, or none: rules that prefer their bump ask for it.
@@ -73,10 +77,7 @@ impl Host {
             let outcomes = match body {
                 Body::Switch { switch, conns } => switches::answer(self, 0, switch, conns).await,
                 Body::Confirm { bump, conns } => locks::answer(self, 0, bump, &conns).await,
-                Body::Knock(conns) => {
-                    let answers = conns.into_iter().map(|conn| self.answer_knock(conn));
-                    join_all(answers).await
-                }
+                Body::Knock(conns) => knocks::answer(self, 0, &conns).await,
                 Body::Want {
                     sequence, bumps, ..
                 } => vec![(wants::answer(self, 0, sequence, bumps).await, 0)],

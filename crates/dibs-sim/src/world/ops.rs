@@ -59,14 +59,11 @@ impl World {
                     self.coverage.note(Seen::Aborted);
                 }
             }
-            Op::Switch(conn, host, bump) => {
+            Op::Mark(conn, host, bump, chosen) => {
                 let pair = self.conns[*conn].pairs[*host];
-                // What the far end requires stalls until it speaks again.
-                let required = self.conns[*conn].plan.require[1 - host].is_some();
-                // Who sets a mark by hand does not look whether plain carries the connection.
-                let may_be = bump.is_some() || self.setup.leaving != Leaving::Firewalled;
-                if self.by_pair[*host].get(&pair) == Some(conn) && !required && may_be {
-                    self.hosts[*host].steering.set_by_hand(pair, *bump);
+                let h = &mut self.hosts[*host];
+                if self.by_pair[*host].get(&pair) == Some(conn) && h.asleep_until <= now {
+                    h.steering.set_by_hand(pair, *bump, *chosen);
                 }
             }
             Op::Choose(conn, host, bump) => {
@@ -93,12 +90,13 @@ impl World {
                 // What the far end requires and this one only followed stalls until the far end
                 // speaks again.
                 let (conns, pairs) = (&self.conns, &self.by_pair[*host]);
-                let firewall = self.setup.leaving == Leaving::Firewalled;
+                let stays = self.setup.leaving == Leaving::Firewalled || !self.setup.follow;
                 let kept = |pair: &_| {
                     let conn = pairs.get(pair).map(|c| &conns[*c]);
-                    firewall || conn.is_some_and(|c| c.plan.require[1 - host].is_some())
+                    stays || conn.is_some_and(|c| c.plan.require[1 - host].is_some())
                 };
-                self.hosts[*host].steering.flush(kept);
+                let h = &mut self.hosts[*host];
+                h.steering.flush(h.asleep_until <= now, kept);
             }
             Op::Suspend(host, time) => {
                 self.coverage.note(Seen::Suspended);
@@ -176,7 +174,7 @@ impl World {
                 self.tun(*host, *bump, &offload::plain_frame(&packet));
             }
             Op::Attack(host, count) => attacks::attack(self, *host, *count)?,
-            Op::Rules(host, rules) => self.hosts[*host].steering.wanted_rules = Some(rules.clone()),
+            Op::Rules(host, rules) => self.hosts[*host].steering.want_rules(rules.clone()),
             Op::Wish(host, wish) => self.hosts[*host].wish(now, wish),
             Op::Control(host, len) => {
                 let mut message = vec![0; *len];

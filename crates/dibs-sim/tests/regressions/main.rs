@@ -2,6 +2,7 @@
 //! simulator, these do not.
 
 mod choices;
+mod marks;
 mod paths;
 mod rules;
 mod streams;
@@ -71,4 +72,13 @@ fn with_rest(mut ops: Vec<(Time, Op)>) -> Vec<(Time, Op)> {
     let last = ops.last().expect("something happens").0;
     ops.push((last + Duration::from_secs(5), Op::Control(0, 1)));
     ops
+}
+
+/// A connection that both ends can move, which speaks now and then and stays open.
+fn lingering(bytes: [u64; 2]) -> Plan {
+    Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan(bytes, Order::Both, [false; 2])
+    }
 }

@@ -7,15 +7,6 @@ fn rule(level: Level, bump: BumpId) -> Rule {
     Rule { bump, level, meant }
 }
 
-/// A connection that both ends can move, which speaks now and then and stays open.
-fn lingering(bytes: [u64; 2]) -> Plan {
-    Plan {
-        lingers: true,
-        keepalive: Some(Duration::from_secs(2)),
-        ..plan(bytes, Order::Both, [false; 2])
-    }
-}
-
 fn ruled(ops: Vec<(Time, Op)>) -> Report {
     let paths = vec![path(true, clean()), path(false, clean())];
     let setup = Setup {
@@ -184,4 +175,47 @@ fn what_plain_does_not_carry_stays_when_its_rule_ends() {
     assert!(report.coverage.get(Seen::RuleFreed) > 0);
     assert!(report.coverage.get(Seen::PlainRefused) > 0);
     assert_eq!(report.coverage.get(Seen::PlainProved), 0);
+}
+
+/// Rules of both hosts wanted a connection that began by one of them, and the kernel had it there; once that rule was gone,
+/// plain did not carry it, and it stayed where nobody wanted it any more (seeds 300000142, 300000480).
+#[test]
+fn what_one_rule_lets_go_goes_where_a_rule_of_the_peer_wants_it() {
+    for leaving in [Leaving::Proved, Leaving::Firewalled] {
+        let setup = Setup {
+            leaving,
+            follow: true,
+            ..setup(vec![path(true, clean())])
+        };
+        let ops = vec![
+            (at(500), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])),
+            (at(1000), Op::Open(lingering([300_000, 300_000]))),
+            (
+                at(2000),
+                Op::Rules(1, vec![rule(Level::Usual, bump::SCRAMBLE)]),
+            ),
+            (at(4000), Op::Rules(0, Vec::new())),
+        ];
+        let report = run(setup, with_rest(ops));
+        assert_eq!(report.delivered, 600_000);
+        assert!(report.coverage.get(Seen::RuleFreed) > 0);
+    }
+}
+
+/// A user was told that rules could not be saved, and nobody tried again: what one end required alone never got through
+/// (seed 300000091).
+#[test]
+fn rules_that_could_not_be_saved_are_changed_later() {
+    let require = vec![rule(Level::Require, bump::SEAL)];
+    let ops = vec![
+        (at(1000), Op::Rules(0, require.clone())),
+        (at(1000), Op::Rules(1, require)),
+        (at(2000), Op::Unable(0, Duration::from_secs(3))),
+        (at(2100), Op::Rules(0, Vec::new())),
+        (at(2100), Op::Rules(1, Vec::new())),
+        (at(2200), Op::Open(lingering([3000, 3000]))),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    assert!(report.coverage.get(Seen::FailedHere) > 0);
 }

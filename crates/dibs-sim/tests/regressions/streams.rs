@@ -10,7 +10,7 @@ fn a_direction_that_opens_with_an_acknowledgement_carries_data_later() {
     let ops = vec![
         (at(1000), Op::Open(request)),
         // In the midst of the request: the server only acknowledges so far.
-        (at(1025), Op::Switch(0, 1, SCRAMBLE)),
+        (at(1025), Op::Mark(0, 1, SCRAMBLE, false)),
     ];
     let report = run(setup(vec![path(true, clean())]), ops);
     assert_eq!(report.delivered, 100_000);

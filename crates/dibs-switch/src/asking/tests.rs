@@ -72,6 +72,16 @@ fn bump(conns: &ConnTable) -> Option<Option<BumpId>> {
     choice(conns).map(|choice| choice.bump)
 }
 
+/// A move by no choice, which no rule here wants.
+fn by_rule(conns: &mut ConnTable, bump: u8) -> Negotiation {
+    let moving = Moving {
+        bump: BumpId::new(bump),
+        ruled: false,
+    };
+    conns.update(&conn().pair, |conn| conn.moving = Some(moving));
+    Negotiation::by_rule(conn(), moving, HOST)
+}
+
 #[test]
 fn what_the_peer_agrees_to_or_cannot_know_of_yet_is_in_force() {
     for (bump, answer, stands) in [
@@ -128,15 +138,20 @@ fn who_left_for_nothing_is_put_back() {
 fn who_falls_silent_stays_if_another_choice_has_come() {
     let mut conns = named();
     let mut asked = ask(&mut conns, 0);
-    let mut ruled = Negotiation::by_rule(conn(), None, HOST);
+    let mut ruled = by_rule(&mut conns, 0);
     for moved in [&mut asked, &mut ruled] {
         moved.handle_look(true);
         assert_eq!(moved.handle_answer(&mut conns, DONE), Ok(()));
     }
     let (mut gone, version) = (asked, asked.version());
     assert!(!gone.handle_silent(&conns, false), "it is over");
-    let unchosen = ruled.handle_silent(&ConnTable::default(), true);
-    assert!(unchosen && !ruled.handle_silent(&conns, true));
+    let mut unchosen = ConnTable::default();
+    assert!(
+        !ruled.handle_silent(&unchosen, true),
+        "the peer has ended it"
+    );
+    by_rule(&mut unchosen, 0);
+    assert!(ruled.handle_silent(&unchosen, true) && !ruled.handle_silent(&conns, true));
     let host = HOST + 1;
     let theirs = Version { host, ..version };
     accept(&mut conns, 3, theirs);
@@ -192,7 +207,7 @@ fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
         (Step::Conclude, 1)
     );
     // Rules move connections by no version.
-    let mut ruled = Negotiation::by_rule(conn(), BumpId::new(3), HOST);
+    let mut ruled = by_rule(&mut conns, 3);
     begin(&mut ruled, false);
     assert_eq!(ruled.handle_answer(&mut conns, older(9)), Ok(()));
     assert_eq!(ruled.next(), Step::Conclude);
@@ -306,20 +321,42 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
     let own = Ok((Outcome::OwnRule, 2));
     for (bump, answer, step, again) in [
         (0, own, Step::GiveIn(2), None),
-        (3, own, Step::Move, None),
+        (3, own, Step::GiveIn(2), None),
         (0, DONE, Step::Move, None),
         (0, SILENCE, Step::Move, Some(NOW + TELL_AGAIN)),
     ] {
         let mut conns = ConnTable::default();
-        let mut ruled = Negotiation::by_rule(conn(), BumpId::new(bump), HOST);
+        let mut ruled = by_rule(&mut conns, bump);
         begin(&mut ruled, false);
         assert_eq!(ruled.handle_answer(&mut conns, answer), Ok(()));
         ruled.conclude(&mut conns, NOW);
         assert_eq!((rest(ruled), conns.next_moved()), (vec![step], again));
     }
+    // The peer has ended it, and gone nowhere.
+    for (answer, conclusion) in [
+        (Ok((Outcome::Older, 0)), Conclusion::Superseded),
+        (SILENCE, Conclusion::Superseded),
+        (DONE, Conclusion::InForce),
+    ] {
+        let mut conns = named();
+        let mut crossed = by_rule(&mut conns, 3);
+        begin(&mut crossed, false);
+        conns.update(&conn().pair, |conn| conn.moving = None);
+        assert_eq!(conclude(&mut conns, crossed, answer), conclusion);
+    }
+    // A rule here has it go there all the same.
+    let mut conns = ConnTable::default();
+    let (bump, ruled) = (BumpId::new(3), true);
+    let moving = Moving { bump, ruled };
+    conns.update(&conn().pair, |conn| conn.moving = Some(moving));
+    let mut ruled = Negotiation::by_rule(conn(), moving, HOST);
+    begin(&mut ruled, false);
+    assert_eq!(ruled.handle_answer(&mut conns, own), Ok(()));
+    ruled.conclude(&mut conns, NOW);
+    assert_eq!(rest(ruled), vec![Step::Move]);
     // What was chosen meanwhile is above it.
     let mut conns = named();
-    let mut ruled = Negotiation::by_rule(conn(), BumpId::new(3), HOST);
+    let mut ruled = by_rule(&mut conns, 3);
     begin(&mut ruled, false);
     let host = HOST + 1;
     accept(
@@ -331,7 +368,7 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         },
     );
     assert_eq!(conclude(&mut conns, ruled, DONE), Conclusion::Superseded);
-    let mut unasked = Negotiation::by_rule(conn(), BumpId::new(3), HOST);
+    let mut unasked = by_rule(&mut conns, 3);
     unasked.handle_unasked();
     assert_eq!(unasked.next(), Step::Conclude);
 }

@@ -289,7 +289,9 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
         or_warn(m, put_back(m, &conn).await);
     }
     or_warn(m, m.install().await);
-    rules::follow(m, &[conn], bump.into()).await;
+    // The kernel has it where a rule wants it with the next packet.
+    let ruled = m.ruling(&conn, |ruling| ruling.moves_to());
+    rules::follow(m, &[conn], ruled.or(bump).into()).await;
     Ok(())
 }
 
@@ -305,15 +307,23 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     if !stands || known.is_some_and(|choice| choice.bump == bump) {
         return Ok(());
     }
+    let before = m.conns(|conns| conns.get(&pair).marked());
     update(m, &pair, |conn| conn.note_mark(bump, true, m.now()));
     m.tell(News::Marked(marked));
     if bump.is_none() {
         put_back(m, &live).await?;
     }
-    let moved = choices::choose(m, &[live], bump.into(), |_, _| ()).await?;
-    for why in moved.iter().filter_map(|(_, outcome)| outcome.fault()) {
+    let fault = match choices::choose(m, &[live], bump.into(), |_, _| ()).await {
+        Ok(moved) => moved.into_iter().find_map(|(_, outcome)| outcome.fault()),
+        Err(fault) => Some(format!("{fault:#}")),
+    };
+    if let Some(why) = fault {
         let why = format!("what another program chose is undone: {why}");
         m.tell(News::Fault(&why));
+        if bump.is_some() || before.is_none() {
+            switches::put_back(m, [(pair, before)].into_iter()).await;
+        }
+        warn_of(m, &m.mark_choices(&[pair]).await);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use dibs_settings::BumpId;
 
 use super::asks::{self, ROUND};
-use super::{Live as _, Machine, News, Task, update};
+use super::{Live as _, Machine, News, Task, rules, update};
 use crate::conns::Meant;
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
@@ -51,10 +51,39 @@ pub async fn ask<M: Machine>(m: &M, peer: usize, asked: &Unconfirmed) -> Result<
             let answers = asks::ask_about(m, peer, conns, body).await;
             let answers_none = answers.iter().any(Result::is_err);
             note_answers(m, *bump, conns, &answers).await?;
+            bring_together(m, *bump, conns, &answers).await?;
             if answers_none {
                 break;
             }
         }
+    }
+    Ok(())
+}
+
+/// Has the peer follow to where connections are here that it has elsewhere, unless a rule or a choice decides: they stay because
+/// plain does not carry them, or both hosts moved them at once.
+async fn bring_together<M: Machine>(
+    m: &M,
+    bump: BumpId,
+    conns: &[Meant],
+    answers: &[Answer],
+) -> Result<(), M::Fault> {
+    let is_refused = |(_, answer): &(&Meant, &Answer)| matches!(answer, Ok((Outcome::Older, _)));
+    let apart = conns.iter().zip(answers).filter(is_refused);
+    let apart: Vec<FlowKey> = apart.map(|(conn, _)| conn.pair).collect();
+    if apart.is_empty() {
+        return Ok(());
+    }
+    let (found, tracked) = m.look_up(&apart).await?;
+    let is_free = |live: &&M::Live| {
+        let stays = stays_on(m, live, &tracked) == Some(bump);
+        let chosen = m.conns(|conns| conns.get(&live.pair()).choice.get().is_some());
+        stays && !chosen && m.ruling(live, |ruling| ruling.deciding().is_none())
+    };
+    let lives = apart.iter().filter_map(|pair| found.get(pair));
+    let lives: Vec<M::Live> = lives.filter(is_free).copied().collect();
+    if !lives.is_empty() {
+        rules::follow(m, &lives, Some(bump).into()).await;
     }
     Ok(())
 }

@@ -1,19 +1,22 @@
 //! Rules that come, change and go, and the connections that follow them.
 
 use dibs_wire::FlowKey;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dibs_settings::BumpId;
 
 use super::asks::{self, Move, ROUND};
 use super::{
-    Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, update, wants, warn_of,
+    Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update, wants,
+    warn_of,
 };
 use crate::asking::Negotiation;
+use crate::conns::{Meant, Version};
 use crate::knock::Refusal;
 use crate::marks::Hand;
-use crate::messages::{Answer, Unanswered};
+use crate::messages::{Answer, Outcome, Switch, Unanswered};
 use crate::rules::Fit;
+use crate::table::Moving;
 
 /// Connections that stay on their bumps only because plain does not carry them, and why.
 pub type Kept = BTreeMap<FlowKey, Refusal>;
@@ -140,7 +143,8 @@ pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fau
     follow_ruled(m, &lives).await;
     let by_others = |live: &M::Live| {
         let handed = m.conns(|conns| conns.get(&live.pair()).handed())?;
-        (handed.by == Hand::Other).then_some(handed.bump)
+        let is_ruled = m.ruling(live, |ruling| ruling.deciding().is_some());
+        (handed.by == Hand::Other && !is_ruled).then_some(handed.bump)
     };
     for (bump, lives) in by_bump::<M>(&lives, by_others) {
         follow(m, &lives, Some(bump).into()).await;
@@ -162,8 +166,8 @@ fn by_bump<M: Machine>(
     meant
 }
 
-/// Has connections go where they are to be without a rule that does not hold any more: where they were chosen to be, or,
-/// if nothing keeps them, back to plain. Returns how many do that, and those that stay.
+/// Has connections go where they are to be without a rule that does not hold any more: where they were chosen to be, or
+/// where a rule of the peer wants them, or, if nothing keeps them, back to plain. Returns how many do that, and those that stay.
 async fn let_go<M: Machine>(
     m: &M,
     rule: &M::Rule,
@@ -181,8 +185,18 @@ async fn let_go<M: Machine>(
     chosen.iter().for_each(|_| m.tell(News::ChoiceLeft));
     warn_of(m, &m.mark_choices(&chosen).await);
     let freed = freed(m, rule, lives);
-    let bump = None;
-    let kept = follow(m, &freed, Goal { bump, force }).await;
+    let mut goals: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
+    for live in &freed {
+        // A rule of the peer may have wanted it elsewhere all the time.
+        let handed = m.conns(|conns| conns.get(&live.pair()).handed());
+        let by_peer = handed.filter(|handed| handed.by == Hand::Peer);
+        let goal = goals.entry(by_peer.map(|handed| handed.bump));
+        goal.or_default().push(*live);
+    }
+    let mut kept = Kept::new();
+    for (bump, lives) in goals {
+        kept.extend(follow(m, &lives, Goal { bump, force }).await);
+    }
     if let Some(why) = kept.values().next() {
         let (count, why) = (kept.len(), *why);
         m.tell(News::Kept { rule, count, why });
@@ -249,16 +263,24 @@ pub async fn follow_again<M: Machine>(
 pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     let bump = goal.bump;
     let mut lives: Vec<M::Live> = m.steerable(lives, bump).await;
-    let moving: Vec<FlowKey> = lives.iter().map(|live| live.pair()).collect();
-    let set_moving = |moving: &[FlowKey], is_moving: bool| {
-        m.conns(|conns| conns.update_each(moving, |conn| conn.moving = is_moving));
+    let moving = |live: &M::Live| {
+        let ruled = bump.is_some() && m.ruling(live, |ruling| ruling.bump()) == bump;
+        (live.pair(), Moving { bump, ruled })
     };
-    set_moving(&moving, true);
+    let moving: Vec<(FlowKey, Moving)> = lives.iter().map(moving).collect();
+    for (pair, moving) in &moving {
+        update(m, pair, |conn| conn.moving = Some(*moving));
+    }
     let kept = match bump.is_none() && !goal.force {
         true => keep_uncarried(m, &lives).await,
         false => Kept::new(),
     };
-    lives.retain(|live| !kept.contains_key(&live.pair()));
+    // The peer may have ended it meanwhile.
+    let goes_on = |(pair, moving): &(FlowKey, Moving)| {
+        m.conns(|conns| conns.get(pair).moving) == Some(*moving) && !kept.contains_key(pair)
+    };
+    let going: BTreeMap<FlowKey, Moving> = { moving.iter().copied() }.filter(goes_on).collect();
+    lives.retain(|live| going.contains_key(&live.pair()));
     let mut by_peer: BTreeMap<usize, Vec<M::Live>> = BTreeMap::new();
     for live in lives {
         by_peer.entry(live.peer()).or_default().push(live);
@@ -266,10 +288,14 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     for (peer, lives) in by_peer {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
-            answers = follow_some(m, peer, lives, bump, answers).await;
+            answers = follow_some(m, peer, lives, &going, answers).await;
         }
     }
-    set_moving(&moving, false);
+    for (pair, moving) in &moving {
+        update(m, pair, |conn| {
+            conn.moving = conn.moving.filter(|it| it != moving)
+        });
+    }
     m.wake(Task::Confirm);
     kept
 }
@@ -277,7 +303,35 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
 /// Has those of these connections stay on their bumps that plain does not carry, as far as anybody can say.
 async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
     let refusals = m.uncarried(lives).await;
-    for live in lives {
+    let mut stuck: BTreeMap<usize, Vec<(Meant, Version)>> = BTreeMap::new();
+    for live in lives
+        .iter()
+        .filter(|live| refusals.contains_key(&live.pair()))
+    {
+        let (peer, generation) = (live.peer(), 0);
+        let host = m.hosts(peer).own;
+        let of_peer = stuck.entry(peer).or_default();
+        of_peer.push((live.meant(), Version { generation, host }));
+    }
+    // A rule of the peer may want them on its bump.
+    let mut ruled = BTreeSet::new();
+    let whether = Switch {
+        bump: None,
+        explicit: false,
+        ready: true,
+    };
+    for (peer, conns) in &stuck {
+        for conns in conns.chunks(ROUND) {
+            let answers = asks::ask_switch(m, *peer, conns, whether).await;
+            for ((conn, _), answer) in conns.iter().zip(answers) {
+                if let Ok((Outcome::OwnRule, own)) = answer {
+                    switches::follow_peer(m, *peer, conn.pair, own).await;
+                    ruled.insert(conn.pair);
+                }
+            }
+        }
+    }
+    for live in lives.iter().filter(|live| !ruled.contains(&live.pair())) {
         let pair = live.pair();
         if let Some((why, bump)) = refusals.get(&pair).zip(stands_on(m, live)) {
             let now = m.now();
@@ -293,11 +347,12 @@ async fn follow_some<M: Machine>(
     m: &M,
     peer: usize,
     lives: &[M::Live],
-    bump: Option<BumpId>,
+    going: &BTreeMap<FlowKey, Moving>,
     ask: bool,
 ) -> bool {
     let by_rule = |live: &M::Live| {
-        let mut asked = Negotiation::by_rule(live.meant(), bump, m.hosts(peer).own);
+        let (moving, own) = (going[&live.pair()], m.hosts(peer).own);
+        let mut asked = Negotiation::by_rule(live.meant(), moving, own);
         if !ask {
             asked.handle_unasked();
         }

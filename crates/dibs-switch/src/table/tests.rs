@@ -18,14 +18,19 @@ fn choose(conns: &mut ConnTable, number: u8) {
     });
 }
 
+const MOVING: Moving = Moving {
+    bump: None,
+    ruled: false,
+};
+
 #[test]
 fn who_has_nothing_to_say_has_no_entry() {
     let mut conns = ConnTable::default();
     assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
     assert_eq!(conns, ConnTable::default());
-    conns.update(&pair(), |conn| conn.moving = true);
+    conns.update(&pair(), |conn| conn.moving = Some(MOVING));
     assert!(conns != ConnTable::default());
-    conns.update_each([&pair()], |conn| conn.moving = false);
+    conns.update_each([&pair()], |conn| conn.moving = None);
     assert_eq!(conns, ConnTable::default());
     let version = Version::default();
     let told = |conn: &mut Conn| conn.telling.tell(version, START);
@@ -146,9 +151,9 @@ fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
     let mut conn = Conn::default();
     assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
     assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
-    conn.moving = true;
+    conn.moving = Some(MOVING);
     assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
-    conn.moving = false;
+    conn.moving = None;
     let by = Some(Hand::Other);
     assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
     assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);
