@@ -101,6 +101,11 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
+    /// Has peers asked by then about what is not locked.
+    pub(super) fn look_by(&mut self, at: Time) {
+        self.look_at = Some(self.look_at.map_or(at, |known| known.min(at)));
+    }
+
     /// True if a rule asks for the session.
     pub(super) fn prefers(&self) -> bool {
         self.rules.iter().any(|rule| rule.level == Level::Prefer)
@@ -306,7 +311,7 @@ impl Host {
             self.each_rules(|rules| rules.push(rule.clone()));
         }
         if let Some(daemon) = &mut *self.daemon.borrow_mut() {
-            daemon.look_at = Some(self.now.get() + LOOK_EVERY);
+            daemon.look_by(self.now.get() + LOOK_EVERY);
         }
     }
 

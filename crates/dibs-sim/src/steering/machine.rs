@@ -254,7 +254,7 @@ impl Machine for Host {
         };
         if lives.iter().any(is_open) {
             // Also of one that may come about yet.
-            self.daemon().look_at = Some(self.now.get() + LOOK_EVERY);
+            self.daemon().look_by(self.now.get() + LOOK_EVERY);
         }
         let picked = lives.iter().filter_map(|live| pick(live, &tracked));
         Ok(picked.collect())
@@ -366,7 +366,7 @@ impl Machine for Host {
         let chains = &mut *self.chains.borrow_mut();
         pairs.iter().for_each(|pair| chains.set_lock(pair, None));
         // If nothing comes of it, it is locked again.
-        self.daemon().look_at = Some(self.now.get() + LOOK_EVERY);
+        self.daemon().look_by(self.now.get() + LOOK_EVERY);
     }
 
     async fn silence(&self, lives: &[Live]) {
