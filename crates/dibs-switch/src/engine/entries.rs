@@ -9,6 +9,7 @@ use super::{
     Live, Machine, Mark, News, all_of, choices, or_warn, rules, switches, update, warn_of,
 };
 use crate::marks::{Foreign, Hand, Handed, SeenMark};
+use crate::rules::Rule;
 use crate::table::Conn;
 use crate::tracked::{Entry, Mend};
 
@@ -227,12 +228,19 @@ async fn handle_mark<M: Machine>(
     let Some(live) = found.into_values().next() else {
         return Ok(None);
     };
-    let is_required = || m.ruling(&live, |ruling| ruling.requirement().is_some());
-    // The kernel's own rule puts back with the next packet what is required.
-    if live.is_over() || !mark.carried || is_required() {
+    if live.is_over() || !mark.carried {
         return Ok(None);
     }
     let pair = live.pair();
+    // The kernel's own rule would put back what is required only with the next packet.
+    let required = m.ruling(&live, |ruling| ruling.requirement().map(Rule::bump));
+    if required.is_some() {
+        let back = || vec![Mark::moved(pair, required)];
+        return match mark.bump == required {
+            true => Ok(None),
+            false => all_of::<M>(m.mark(back).await).map(|()| None),
+        };
+    }
     let was = match mark.bump {
         None => m.ruling(&live, |ruling| ruling.stands_on(None)),
         Some(_) => None,
