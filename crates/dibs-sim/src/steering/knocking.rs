@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 
 use dibs_core::Time;
 use dibs_switch::conns::Meant;
+use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::{Machine as _, asks};
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::messages::{Body, Named, Outcome};
 
 use super::host::Host;
+use super::machine::Live;
 use crate::coverage::Seen;
 
 /// Knocks under way, of connections that are to go to plain here (true), and for the peer.
@@ -52,39 +54,49 @@ impl Knocks {
 }
 
 impl Host {
-    /// Finds out whether plain carries a connection that is to go there; why not.
-    pub(super) async fn knock_for(&self, conn: Meant) -> Option<Refusal> {
-        let Some(own) = self.numbers(&conn.pair).await else {
-            return Some(Refusal::Unknown);
-        };
-        let key = (conn.pair, true);
-        self.knocks(|knocks| knocks.0.insert(key, Knock::ask(self.now(), own)));
+    /// Finds out which of these connections plain does not carry, and why.
+    pub(super) async fn knock_for(&self, lives: &[Live]) -> Kept {
+        let mut refused = Kept::new();
+        let mut asked: Vec<(Meant, Numbers)> = Vec::new();
+        for Live(conn) in lives {
+            match self.numbers(&conn.pair).await {
+                Some(own) => asked.push((*conn, own)),
+                None => drop(refused.insert(conn.pair, Refusal::Unknown)),
+            }
+        }
+        let now = self.now();
+        let begun = { asked.iter() }.map(|(conn, own)| ((conn.pair, true), Knock::ask(now, *own)));
+        self.knocks(|knocks| knocks.0.extend(begun));
         let body = |named: &[(usize, Named)]| {
-            let conns = named.iter().map(|(_, named)| (*named, own));
+            let conns = named.iter().map(|(index, named)| (*named, asked[*index].1));
             Body::Knock(conns.collect())
         };
-        for answer in asks::ask_about(self, 0, &[conn], body).await {
+        let meant: Vec<Meant> = asked.iter().map(|(conn, _)| *conn).collect();
+        let answers = asks::ask_about(self, 0, &meant, body).await;
+        for (conn, answer) in meant.iter().zip(answers) {
             self.knocks(|knocks| {
-                let knock = knocks.0.get_mut(&key);
-                knock
-                    .into_iter()
-                    .for_each(|knock| knock.handle_answer(answer));
+                if let Some(knock) = knocks.0.get_mut(&(conn.pair, true)) {
+                    knock.handle_answer(answer);
+                }
             });
         }
-        let outcome = self.until(|| {
-            self.knocks(|knocks| match knocks.0.get(&key) {
-                // The connection is over.
-                None => Some(Ok((Outcome::NoConnection, 0))),
-                Some(knock) => knock.outcome(self.now()),
-            })
-        });
-        let outcome = outcome.await;
-        self.knocks(|knocks| knocks.0.remove(&key));
-        if let Ok((Outcome::Done, _)) = outcome {
-            self.note(Seen::PlainProved);
-            return None;
+        for conn in meant {
+            let key = (conn.pair, true);
+            let outcome = self.until(|| {
+                self.knocks(|knocks| match knocks.0.get(&key) {
+                    // The connection is over.
+                    None => Some(Ok((Outcome::NoConnection, 0))),
+                    Some(knock) => knock.outcome(self.now()),
+                })
+            });
+            let outcome = outcome.await;
+            self.knocks(|knocks| knocks.0.remove(&key));
+            match outcome {
+                Ok((Outcome::Done, _)) => self.note(Seen::PlainProved),
+                outcome => drop(refused.insert(conn.pair, Refusal::Peer(outcome))),
+            }
         }
-        Some(Refusal::Peer(outcome))
+        refused
     }
 
     /// Answers a peer that knocks.

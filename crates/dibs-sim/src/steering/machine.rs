@@ -313,11 +313,7 @@ impl Machine for Host {
     }
 
     async fn knock(&self, _: usize, lives: &[Live]) -> Result<Kept, Unable> {
-        let knocked = lives.iter().map(async |live| {
-            let why = self.knock_for(live.0).await?;
-            Some((live.pair(), why))
-        });
-        Ok(join_all(knocked).await.into_iter().flatten().collect())
+        Ok(self.knock_for(lives).await)
     }
 
     async fn hear_knocks(
