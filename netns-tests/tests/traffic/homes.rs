@@ -147,8 +147,9 @@ fn a_line_each_is_all_that_laptops_and_a_server_take() {
                 laptop.wait_until_joined(1)?;
             }
             rules(net)?;
-            for laptop in [0, 1] {
-                exchange(&mut net.connect(laptop, FROM, 7000)?, SOME)?;
+            let mut conns = [net.connect(0, FROM, 7000)?, net.connect(1, FROM, 7000)?];
+            for conn in &mut conns {
+                exchange(conn, SOME)?;
             }
             let remotes: Vec<String> = ends(net)?
                 .into_iter()

@@ -147,7 +147,11 @@ fn a_late_word_moves_no_later_connection_of_the_same_ends() {
         assert_eq!(report.delivered, 304);
         assert_eq!(report.coverage.get(Seen::ChosenOut), 1, "nothing was said");
         assert_eq!(report.coverage.get(Seen::PortsAgain), 1);
-        assert_eq!(report.coverage.get(Seen::SocketNamed), 1, "it was not late");
+        // Peers are asked to confirm where it is, too.
+        assert!(
+            report.coverage.get(Seen::SocketNamed) > 0,
+            "it was not late"
+        );
         assert_eq!(report.coverage.get(Seen::SwitchedOut), 0);
     }
 }

@@ -53,7 +53,7 @@ fn the_peer_is_told_of_a_mark_for_a_bump_that_its_rules_use() {
         ],
     );
     assert!(report.coverage.get(Seen::MarkedByHand) > 0);
-    assert!(report.coverage.get(Seen::Unlocked) > 0);
+    assert!(report.coverage.get(Seen::MarkFollowed) > 0);
 }
 
 /// The entry was lost while the peer was asked about a choice: the connection went on in plain (seed 300000637).
