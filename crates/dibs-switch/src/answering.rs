@@ -88,6 +88,8 @@ pub struct Following {
     /// What stood for it.
     choice: Option<Choice>,
     handed: Option<Handed>,
+    /// Bump that its mark said.
+    from: Option<BumpId>,
     next: Option<Step>,
     /// It does not follow, but is not to stay locked.
     refusal: Option<Refusal>,
@@ -180,6 +182,7 @@ impl Wanted {
             version,
             choice,
             handed,
+            from: conn.marked(),
             next: Some(Step::Unlock),
             refusal: own.map(Refusal::OwnRule),
             failed: false,
@@ -236,6 +239,11 @@ impl Following {
             self.next = match self.next {
                 Some(Step::Unlock) if self.refusal.is_none() => Some(Step::Drain),
                 Some(Step::Drain) if !self.switch.ready => Some(Step::Save),
+                // A rule here moves it meanwhile, or has, of which the peer was told later than it asked.
+                Some(Step::Save) if done && self.is_overtaken(conn) => {
+                    self.refusal = Some(Refusal::Older(0));
+                    None
+                }
                 // For what was chosen meanwhile the kernel is told otherwise.
                 Some(Step::Save) if done => {
                     let stands = self.switch.explicit || conn.choice.get().is_none();
@@ -249,6 +257,12 @@ impl Following {
             let moves = matches!(self.next, Some(Step::Save | Step::Mark));
             conn.arriving = moves && self.switch.bump.is_some();
         });
+    }
+
+    /// True if it does not follow a choice, and something else has moved it since it was judged.
+    fn is_overtaken(&self, conn: &Conn) -> bool {
+        let moves = |moving: Moving| moving.bump != self.switch.bump;
+        !self.switch.explicit && (conn.marked() != self.from || conn.moving.is_some_and(moves))
     }
 
     /// Takes back what was noted, which could not be carried out: the peer takes its choice back, and neither is
