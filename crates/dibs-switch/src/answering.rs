@@ -88,8 +88,8 @@ pub struct Following {
     /// What stood for it.
     choice: Option<Choice>,
     handed: Option<Handed>,
-    /// Bump that its mark said.
-    from: Option<BumpId>,
+    /// Bump that this host had written into its mark, if it had.
+    written: Option<Option<BumpId>>,
     next: Option<Step>,
     /// It does not follow, but is not to stay locked.
     refusal: Option<Refusal>,
@@ -182,7 +182,7 @@ impl Wanted {
             version,
             choice,
             handed,
-            from: conn.marked(),
+            written: conn.written(),
             next: Some(Step::Unlock),
             refusal: own.map(Refusal::OwnRule),
             failed: false,
@@ -259,10 +259,11 @@ impl Following {
         });
     }
 
-    /// True if it does not follow a choice, and something else has moved it since it was judged.
+    /// True if it does not follow a choice, and this host has moved it since it was judged, or a rule is about to.
     fn is_overtaken(&self, conn: &Conn) -> bool {
-        let moves = |moving: Moving| moving.bump != self.switch.bump;
-        !self.switch.explicit && (conn.marked() != self.from || conn.moving.is_some_and(moves))
+        let leaves = |moving: Moving| moving.ruled && moving.bump != self.switch.bump;
+        let moved = conn.written() != self.written || conn.moving.is_some_and(leaves);
+        !self.switch.explicit && moved
     }
 
     /// Takes back what was noted, which could not be carried out: the peer takes its choice back, and neither is

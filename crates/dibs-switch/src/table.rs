@@ -47,6 +47,8 @@ pub struct Conn {
     pub(crate) arriving: bool,
     /// Move by no choice that is under way: the mark is ahead of our record, or behind it.
     pub moving: Option<Moving>,
+    /// Word of the peer, when it was last asked, that it has the connection elsewhere.
+    apart: bool,
     /// End of a connection that passed this host was seen. Nobody knows it of others without an entry in conntrack.
     pub ended: bool,
 }
@@ -106,6 +108,16 @@ impl Conn {
             (_, Some(_)) => None,
         };
         self.written = Some(Written { bump, chosen, left });
+    }
+
+    /// Notes whether the peer has it elsewhere; returns whether it had so before, too. One that is just moving is not.
+    pub fn note_apart(&mut self, apart: bool) -> bool {
+        std::mem::replace(&mut self.apart, apart) && apart
+    }
+
+    /// Bump that this host wrote into its mark last, if it did.
+    pub fn written(&self) -> Option<Option<BumpId>> {
+        self.written.map(|mark| mark.bump)
     }
 
     /// The bump that its mark says, as far as is known.
@@ -527,7 +539,7 @@ impl ConnTable {
             if socket.is_none() {
                 gone.extend(choice.map(|_| *pair));
                 (conn.choice, conn.handed, conn.written) = (Chosen::default(), None, None);
-                conn.telling = Telling::default();
+                (conn.telling, conn.apart) = (Telling::default(), false);
             } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
                 taken.push(*pair);
             }

@@ -23,7 +23,7 @@ pub struct Marked<L> {
     pub conn: L,
     /// The bump; none: plain.
     pub bump: Option<BumpId>,
-    /// It is a choice.
+    /// Choice, as opposed to another move.
     pub chosen: bool,
     /// The bump that the connection was taken from.
     was: Option<BumpId>,
@@ -34,7 +34,7 @@ pub struct Marked<L> {
 pub struct Passing {
     /// Its ends.
     pub pair: FlowKey,
-    /// It goes on, as far as anybody knows: the entry was flushed.
+    /// Flush of the entry: the connection goes on, as far as anybody knows.
     pub goes_on: bool,
 }
 

@@ -60,7 +60,7 @@ pub async fn ask<M: Machine>(m: &M, peer: usize, asked: &Unconfirmed) -> Result<
     Ok(())
 }
 
-/// Has the peer follow to where connections are here that it has elsewhere, unless a rule or a choice decides: they stay because
+/// Has the peer follow to where connections are here that it has elsewhere, twice in a row, unless a rule or a choice decides: they stay because
 /// plain does not carry them, or both hosts moved them at once.
 async fn bring_together<M: Machine>(
     m: &M,
@@ -68,9 +68,14 @@ async fn bring_together<M: Machine>(
     conns: &[Meant],
     answers: &[Answer],
 ) -> Result<(), M::Fault> {
-    let is_refused = |(_, answer): &(&Meant, &Answer)| matches!(answer, Ok((Outcome::Older, _)));
-    let apart = conns.iter().zip(answers).filter(is_refused);
-    let apart: Vec<FlowKey> = apart.map(|(conn, _)| conn.pair).collect();
+    let apart: Vec<FlowKey> = m.conns(|known| {
+        let is_apart = |(conn, answer): (&Meant, &Answer)| {
+            let apart = matches!(answer, Ok((Outcome::Older, _)));
+            let again = known.update(&conn.pair, |conn| conn.note_apart(apart));
+            again.then_some(conn.pair)
+        };
+        conns.iter().zip(answers).filter_map(is_apart).collect()
+    });
     if apart.is_empty() {
         return Ok(());
     }
