@@ -34,7 +34,7 @@ pub struct Homes {
     pub b: Node,
     /// Their homes' routers.
     pub homes: [Host; 2],
-    /// What is between the homes and the server.
+    /// Router between the homes and the server.
     pub internet: Host,
     // Holds what the links need.
     _lab: Lab,

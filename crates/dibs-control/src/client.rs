@@ -25,13 +25,13 @@ pub enum ClientError {
     /// The socket there is not for this user.
     #[error("no access to {}: it is for root and the group of the socket", .0.display())]
     NoAccess(PathBuf),
-    /// It listens there, and does not answer within this time.
+    /// Silence of a daemon that listens there, for this time.
     #[error("dibsd did not answer at {} within {} s", .0.display(), .1.as_secs_f32())]
     Timeout(PathBuf, Duration),
-    /// It listened there, and went away.
+    /// End of the daemon that listened there.
     #[error("dibsd closed the connection at {}", .0.display())]
     Closed(PathBuf),
-    /// What listens there does not speak this protocol; with what was wrong with its answer.
+    /// Answer of something that does not speak this protocol, with what was wrong.
     #[error("what answers at {} is not this version's dibsd: {}", .0.display(), .1)]
     Garbage(PathBuf, String),
     /// The system did not let us.

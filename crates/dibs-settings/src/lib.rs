@@ -160,7 +160,7 @@ pub enum Trust {
 }
 
 impl Trust {
-    /// Its word in the file.
+    /// Word of it in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Trusted => "trusted",
@@ -198,9 +198,9 @@ pub enum KeyOrigin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fail {
-    /// They are dropped.
+    /// Packets are dropped.
     Closed,
-    /// They leave in plain by the ordinary route.
+    /// Packets leave in plain by the ordinary route.
     Open,
 }
 

@@ -119,9 +119,9 @@ impl<'a> At<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Found {
     socket: Socket,
-    /// It may still send or get something.
+    /// Socket that may still send or get something.
     speaks: bool,
-    /// Its handshake is not over yet, or there is only who listens.
+    /// Handshake that is not over yet, or a socket that listens.
     opens: bool,
 }
 

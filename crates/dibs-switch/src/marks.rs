@@ -37,7 +37,7 @@ pub struct Written {
     pub bump: Option<BumpId>,
     /// OVERRIDE is set.
     pub chosen: bool,
-    /// When it left a bump for plain.
+    /// Time at which it left a bump for plain.
     pub left: Option<Time>,
 }
 

@@ -1,6 +1,6 @@
 //! Two names of one connection: ours, which the kernel here has, and theirs, which the peer has and which goes over the wire.
 //!
-//! They are the same unless something translates addresses between the two hosts. A peer behind such a router has addresses that
+//! Both are the same unless something translates addresses between the two hosts. A peer behind such a router has addresses that
 //! others may have too, so one that this host lends it stands for them. And a host behind one is called by an address that
 //! none of its interfaces has. The host that is called notes both names of each connection ([`FlowTable`]). It speaks of
 //! the connection by theirs, so the peer needs to know nothing of it.

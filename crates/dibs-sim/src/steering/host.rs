@@ -80,7 +80,7 @@ pub(super) struct Daemon {
     /// Tasks that wait for a turn to change things: the first has it.
     pub(super) turns: VecDeque<u32>,
     pub(super) next_turn: u32,
-    /// When users try again to change rules; none: they do not wait.
+    /// Time at which users try again to change rules; none: they do not wait.
     pub(super) change_at: Option<Time>,
     /// Events of conntrack are being dealt with.
     pub(super) tracking: bool,

@@ -32,7 +32,7 @@ pub struct Marked<L> {
 /// A connection that passes this host between others, and whose entry is gone.
 #[derive(Clone, Copy, Debug)]
 pub struct Passing {
-    /// Its ends.
+    /// Ends of the connection.
     pub pair: FlowKey,
     /// Flush of the entry: the connection goes on, as far as anybody knows.
     pub goes_on: bool,

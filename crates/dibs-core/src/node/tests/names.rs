@@ -4,11 +4,11 @@ use dibs_wire::packet::TCP;
 
 use super::*;
 
-/// What host 0 calls itself, as does many another host.
+/// Address of host 0, as of many another host.
 const PRIVATE: [u8; 4] = [192, 168, 1, 10];
-/// What host 1 calls it.
+/// Address of host 0 at host 1.
 const LENT: [u8; 4] = [10, 77, 0, 2];
-/// What host 0 calls host 1, which has no interface of that address.
+/// Address of host 1 at host 0; no interface of host 1 has it.
 const PUBLIC: [u8; 4] = [203, 0, 113, 7];
 
 /// Host 0 has an address of its own network alone, and calls host 1 by one that is translated.
