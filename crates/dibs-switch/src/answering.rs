@@ -10,7 +10,7 @@ use dibs_wire::FlowKey;
 
 use crate::conns::{Choice, Socket, Version};
 use crate::marks::{Hand, Handed};
-use crate::messages::{Named, Outcome, Switch};
+use crate::messages::{Named, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
 use crate::table::{Conn, ConnTable, Moving};
 
@@ -134,8 +134,15 @@ impl Wanted {
         }
         conns.update(&pair, |conn| {
             let judged = self.judge_one(conn, pair, version, here);
-            if self.switch.explicit && matches!(judged, Err(Refusal::Older(_))) {
-                conn.telling.tell_later(conn.choice.get(), now);
+            if matches!(judged, Err(Refusal::Older(_))) {
+                match here.required {
+                    _ if self.switch.explicit => conn.telling.tell_later(conn.choice.get(), now),
+                    // What is chosen is overruled here: the peer did not say so before, for a rule of its own.
+                    Some(_) => {
+                        (conn.telling).handle_moved(here.required, Err(Unanswered::NotAsked), now)
+                    }
+                    None => {}
+                }
             }
             judged
         })
@@ -293,6 +300,7 @@ impl Following {
 mod tests {
     use super::*;
     use crate::conns::tests::{bump, pair};
+    use crate::telling::TELL_AGAIN;
 
     const SOCKET: Socket = Socket(77);
     const NOW: Time = Time::from_nanos(1_000_000_000_000);
@@ -490,6 +498,19 @@ mod tests {
         for switch in [whether(chosen(0)), chosen(0), whether(ruled(0)), ruled(0)] {
             let judged = judge(&mut conns, switch, 2, Some(HERE));
             assert_eq!(judged.err(), Some(Refusal::Older(3)), "{switch:?}");
+        }
+    }
+
+    /// Rules of both hosts want one bump by now, and the choice for another was made before (seed 320002143).
+    #[test]
+    fn a_choice_is_to_go_that_a_rule_overrules_and_the_peer_does_not_know() {
+        for (required, due) in [(None, None), (BumpId::new(3), Some(NOW + TELL_AGAIN))] {
+            let mut conns = ConnTable::default();
+            assert!(judge(&mut conns, chosen(1), 3, Some(HERE)).is_ok());
+            let here = Here { required, ..HERE };
+            let judged = judge(&mut conns, ruled(3), 1, Some(here));
+            assert_eq!(judged.err(), Some(Refusal::Older(3)));
+            assert_eq!(conns.get(&pair()).telling.moved_due(), due);
         }
     }
 

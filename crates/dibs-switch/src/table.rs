@@ -167,6 +167,12 @@ impl Conn {
         }
     }
 
+    /// True if this mark takes it off its bump, and that is not our own doing.
+    pub fn is_taken_off(&self, mark: SeenMark) -> bool {
+        let is_ours = self.moving.is_some() || self.choice.get().is_some();
+        self.followed.is_some() && mark.bump.is_none() && !mark.chosen && !is_ours
+    }
+
     /// True if a mark is a choice of another program that we have not taken up yet: neither the known mark nor the one
     /// that is to be.
     pub fn is_chosen_elsewhere(&self, mark: SeenMark) -> bool {

@@ -100,16 +100,16 @@ impl Telling {
     }
 
     /// Bump to which a rule moved the connection, if the peer is to be asked for its part again by now. It is not due
-    /// any more until its [answer](Self::handle_moved). A choice counts instead; behind a choice that waits, it waits,
-    /// too.
+    /// any more until its [answer](Self::handle_moved). Behind a choice that waits, it waits, too.
     pub fn take_moved(&mut self, known: Option<Choice>, now: Time) -> Option<Option<BumpId>> {
         let take = |dues: &mut Dues| {
             let moved = dues.moved.take()?;
             if known.is_some_and(|choice| choice.pending) {
                 let at = Some(now + TELL_AGAIN);
                 dues.moved = Some(Moved { at, ..moved });
+                return None;
             }
-            known.is_none().then_some(moved.bump)
+            Some(moved.bump)
         };
         self.moved_due().filter(|due| *due <= now)?;
         self.update(take)
@@ -243,13 +243,14 @@ mod tests {
             assert_eq!(telling.take_moved(None, LATER), with_session);
             assert_eq!(telling, Telling::default());
         }
-        // A choice stands above it, once it is in force.
+        // A choice may stand above it, once it is in force.
         telling.handle_moved(bump, Err(Unanswered::Silent), START);
         let version = chosen.propose(SOCKET, None, 7, 0).version;
         assert_eq!(telling.take_moved(chosen.get(), LATER), None);
         assert_eq!(telling.moved_due(), Some(LATER + TELL_AGAIN));
         chosen.settle(version);
-        assert_eq!(telling.take_moved(chosen.get(), LATER + TELL_AGAIN), None);
+        let later = LATER + TELL_AGAIN;
+        assert_eq!(telling.take_moved(chosen.get(), later), Some(bump));
         assert_eq!(telling, Telling::default());
     }
 

@@ -219,3 +219,28 @@ fn rules_that_could_not_be_saved_are_changed_later() {
     assert_eq!(report.delivered, 6000);
     assert!(report.coverage.get(Seen::FailedHere) > 0);
 }
+
+/// Another program took the mark off a connection of a rule, and the rule ended before the next packet: the connection
+/// went on in plain, which does not carry it (seed 310008896).
+#[test]
+fn what_is_taken_off_the_bump_of_a_rule_is_put_back_at_once() {
+    let setup = Setup {
+        leaving: Leaving::Firewalled,
+        follow: true,
+        ..setup(vec![path(true, clean())])
+    };
+    let plan = Plan {
+        pause: Duration::from_secs(9),
+        ..lingering([3000, 3000])
+    };
+    let ops = vec![
+        (at(500), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])),
+        (at(1000), Op::Open(plan)),
+        (at(4000), Op::Mark(0, 0, None, false)),
+        (at(4500), Op::Rules(0, Vec::new())),
+    ];
+    let report = run(setup, with_rest(ops));
+    assert_eq!(report.delivered, 6000);
+    assert!(report.coverage.get(Seen::MarkedByHand) > 0);
+    assert!(report.coverage.get(Seen::PlainRefused) > 0);
+}

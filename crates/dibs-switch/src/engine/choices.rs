@@ -29,11 +29,11 @@ pub enum Outcome<W, F> {
     Ended,
 }
 
+/// Outcome of a choice on this machine.
+pub type Came<M> = Outcome<<M as Machine>::Why, <M as Machine>::MarkFault>;
+
 /// Outcomes of a choice, in the order of the connections.
-pub type Outcomes<M> = Vec<(
-    <M as Machine>::Live,
-    Outcome<<M as Machine>::Why, <M as Machine>::MarkFault>,
-)>;
+pub type Outcomes<M> = Vec<(<M as Machine>::Live, Came<M>)>;
 
 impl<W: fmt::Display, F: fmt::Display> Outcome<W, F> {
     /// Reason why it is not in force, in words for a log.
@@ -70,7 +70,7 @@ pub async fn choose<M: Machine>(
             by_peer.entry(live.peer()).or_default().push((*live, asked));
         }
     }
-    let mut outcomes: BTreeMap<FlowKey, Outcome<M::Why, M::MarkFault>> = { refused.into_iter() }
+    let mut outcomes: BTreeMap<FlowKey, Came<M>> = { refused.into_iter() }
         .map(|(pair, why)| (pair, Outcome::Refused(why)))
         .collect();
     let of = by_peer.values().map(Vec::len).sum();
@@ -119,7 +119,7 @@ async fn move_all<M: Machine>(
     peer: usize,
     moves: &mut [Move<M>],
     done: &impl Fn(usize),
-) -> Vec<(FlowKey, Outcome<M::Why, M::MarkFault>)> {
+) -> Vec<(FlowKey, Came<M>)> {
     let mut outcomes = Vec::with_capacity(moves.len());
     let mut answers_none = false;
     for moves in moves.chunks_mut(ROUND) {
@@ -140,11 +140,7 @@ async fn move_all<M: Machine>(
 }
 
 /// Outcome of a choice, of which the kernel did not take the mark for this `fault`.
-fn outcome<M: Machine>(
-    m: &M,
-    asked: &Negotiation,
-    fault: Option<M::MarkFault>,
-) -> Outcome<M::Why, M::MarkFault> {
+fn outcome<M: Machine>(m: &M, asked: &Negotiation, fault: Option<M::MarkFault>) -> Came<M> {
     let conclusion = asked.conclusion();
     match (conclusion, fault) {
         (Some(Conclusion::InForce), None) => return Outcome::Moved,

@@ -58,7 +58,7 @@ pub async fn handle_new<M: Machine>(
     let marked = match settled {
         // It has no mark of ours yet, whatever rules set.
         Some(pair) if !entry.mark.chosen => restore(m, pair, false).await.map(|()| None),
-        _ => handle_mark(m, ends, entry).await,
+        _ => handle_mark(m, ends, entry, false).await,
     };
     m.conns(|conns| conns.update_each(ends, |conn| conn.ended = false));
     marked
@@ -73,8 +73,9 @@ pub async fn handle_update<M: Machine>(
     ends: &Ends,
     entry: Entry,
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
+    let taken_off = m.conns(|conns| conns.either(ends).is_taken_off(entry.mark));
     m.note_followed(ends, entry.mark.bump).await;
-    handle_mark(m, ends, entry).await
+    handle_mark(m, ends, entry, taken_off).await
 }
 
 /// The entry of a connection is gone: it is made again if the connection is chosen or follows, and goes on.
@@ -108,7 +109,7 @@ pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Faul
     for (ends, entry) in &entries {
         m.note_followed(ends, entry.mark.bump).await;
         if entry.mark.chosen {
-            marked.extend(handle_mark(m, ends, *entry).await?);
+            marked.extend(handle_mark(m, ends, *entry, false).await?);
         }
     }
     let chosen: Vec<FlowKey> = m.conns(|conns| conns.choices().map(|(pair, _)| pair).collect());
@@ -209,12 +210,15 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
 }
 
 /// A mark that says otherwise than the record was set by another program. Returns it, if it is to be followed.
+/// `taken_off`: the connection was on a bump before.
 async fn handle_mark<M: Machine>(
     m: &M,
     ends: &Ends,
     entry: Entry,
+    taken_off: bool,
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
-    let knows = |mark| m.conns(|conns| conns.either(ends).knows(mark));
+    let is_off = |mark: SeenMark| taken_off && mark.bump.is_none();
+    let knows = |mark| !is_off(mark) && m.conns(|conns| conns.either(ends).knows(mark));
     if knows(entry.mark) {
         return relock(m, ends, entry).await.map(|()| None);
     }
@@ -232,14 +236,14 @@ async fn handle_mark<M: Machine>(
         return Ok(None);
     }
     let pair = live.pair();
-    // The kernel's own rule would put back what is required only with the next packet.
-    let required = m.ruling(&live, |ruling| ruling.requirement().map(Rule::bump));
-    if required.is_some() {
-        let back = || vec![Mark::moved(pair, required)];
-        return match mark.bump == required {
-            true => Ok(None),
-            false => all_of::<M>(m.mark(back).await).map(|()| None),
-        };
+    // The kernel's own rule would put it back only with the next packet, and may be gone by then.
+    let ruled = m.ruling(&live, |ruling| {
+        let required = ruling.requirement().map(Rule::bump);
+        required.or(ruling.moves_to().filter(|_| !mark.chosen))
+    });
+    if ruled.is_some() && mark.bump != ruled {
+        let back = || vec![Mark::moved(pair, ruled)];
+        return all_of::<M>(m.mark(back).await).map(|()| None);
     }
     let was = match mark.bump {
         None => m.ruling(&live, |ruling| ruling.stands_on(None)),

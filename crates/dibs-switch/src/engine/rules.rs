@@ -113,13 +113,28 @@ async fn enforce<M: Machine>(m: &M, lives: &[M::Live]) {
         match choices::choose(m, &lives, Some(bump).into(), |_, _| ()).await {
             // What the peer refuses is blocked by the rule.
             Ok(moved) => {
-                for why in moved.iter().filter_map(|(_, outcome)| outcome.fault()) {
+                for (live, outcome) in &moved {
+                    let Some(why) = outcome.fault() else { continue };
                     m.tell(News::Fault(&format!("a required connection waits: {why}")));
+                    enforce_later(m, live, bump, outcome);
                 }
             }
             Err(fault) => m.tell(News::Fault(&format!("{fault:#}"))),
         }
     }
+}
+
+/// Notes that a choice stands against what a rule requires, because this came of the choice that was to end that.
+fn enforce_later<M: Machine>(m: &M, live: &M::Live, bump: BumpId, came: &choices::Came<M>) {
+    let answer = match came {
+        choices::Outcome::Answered(answer) => *answer,
+        _ => Err(Unanswered::NotAsked),
+    };
+    let now = m.now();
+    update(m, &live.pair(), |conn| {
+        conn.telling.handle_moved(Some(bump), answer, now)
+    });
+    m.wake(Task::Tell);
 }
 
 /// Has connections that rules decide over go where the first rule that matches has them.
@@ -223,7 +238,8 @@ fn freed<M: Machine>(m: &M, rule: &M::Rule, lives: &[M::Live]) -> Vec<M::Live> {
     freed
 }
 
-/// Has connections that rules moved follow them again, whose peers could not do their part by now. In a turn in which
+/// Has connections that rules moved follow them again, whose peers could not do their part by now, and chooses again what
+/// rules require. In a turn in which
 /// nobody changes rules.
 ///
 /// # Errors
@@ -244,7 +260,10 @@ pub async fn follow_again<M: Machine>(
             });
         }
     }
-    for live in lives? {
+    let mut lives = lives?;
+    lives.retain(|live| moved.contains_key(&live.pair()));
+    enforce(m, &lives).await;
+    for live in lives {
         let went = moved.get(&live.pair()).filter(|_| !live.is_over());
         let goes = |went: &Option<BumpId>| m.ruling(&live, |ruling| ruling.goes_again(*went));
         if let Some(bump) = went.and_then(goes) {
