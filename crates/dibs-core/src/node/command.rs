@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use dibs_settings::{BumpId, Hint, Scheduler};
 use dibs_wire::FlowKey;
 
-use super::dispatch::{Node, route};
+use super::dispatch::{Node, route, route_conn};
 use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
 use super::notice::Event;
@@ -197,7 +197,7 @@ impl Node {
     /// [`end_drain`](Self::end_drain) lets the connection go on; after a moment it goes on anyhow.
     pub fn drain(&mut self, now: Time, bump: BumpId, tuple: FlowKey, window_scale: u8) {
         let Self { shared, peers, .. } = self;
-        let Some(peer) = route(peers, tuple.dst) else {
+        let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
         match peer.flows.find(tuple, bump) {
@@ -219,7 +219,7 @@ impl Node {
     /// Lets a connection go on after [`drain`](Self::drain).
     pub fn end_drain(&mut self, bump: BumpId, tuple: FlowKey) {
         let Self { shared, peers, .. } = self;
-        if let Some(peer) = route(peers, tuple.dst)
+        if let Some(peer) = route_conn(peers, &tuple)
             && let Some(key) = peer.flows.find(tuple, bump)
         {
             peer.handover.end(shared, peer.id, &mut peer.flows, key);
@@ -231,7 +231,7 @@ impl Node {
     /// the kernel says waits until the peer is there.
     pub fn resume(&mut self, now: Time, bump: BumpId, tuple: FlowKey, outstanding: u32) {
         let Self { shared, peers, .. } = self;
-        let Some(peer) = route(peers, tuple.dst) else {
+        let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
         let (receiver, mut cx) = peer.receiving(now, shared);
@@ -245,12 +245,23 @@ impl Node {
     /// sends; the connection has to exist, or the kernel answers with a reset.
     pub fn solicit(&mut self, bump: BumpId, tuple: FlowKey) {
         let Self { shared, peers, .. } = self;
-        let Some(peer) = route(peers, tuple.dst) else {
+        let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
         let conn = peer.flows.find(tuple, bump);
         let conn = conn.and_then(|key| peer.flows.get(key));
         solicit::solicit(shared, bump, tuple, conn);
+    }
+
+    /// Notes that the connection that the local kernel calls `ours` is the one that the peer calls `theirs`, which was proved
+    /// (`dibs_switch::matching`); both as the local host sends.
+    pub fn match_names(&mut self, peer: usize, ours: FlowKey, theirs: FlowKey) {
+        self.peers[peer].flows.match_names(ours, theirs);
+    }
+
+    /// Forgets a [match](Self::match_names), because the connection is over.
+    pub fn forget_match(&mut self, peer: usize, ours: FlowKey) {
+        self.peers[peer].flows.forget_match(&ours);
     }
 
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).

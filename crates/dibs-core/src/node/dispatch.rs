@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use dibs_settings::BumpId;
-use dibs_wire::packet::{self, Packet};
+use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 
 use super::association::{self, Association};
@@ -190,11 +190,11 @@ impl Node {
         };
         // What a checksum is taken over, and what an opaque packet carries.
         let len = virtio::LEN + parsed.own_len();
-        let destination = match &parsed {
-            Packet::Tcp(segment) => segment.tuple.dst,
-            Packet::Opaque(opaque) => opaque.dst,
+        let peer = match &parsed {
+            Packet::Tcp(segment) => route_conn(peers, &segment.tuple),
+            Packet::Opaque(opaque) => route(peers, opaque.dst),
         };
-        let Some(peer) = route(peers, destination) else {
+        let Some(peer) = peer else {
             shared.count(Counter::TunNoPeer);
             return shared.pool.give(buffer);
         };
@@ -562,6 +562,15 @@ impl Node {
     }
 }
 
+/// The peer that has the other end of the connection `tuple`, as this host sends.
+pub(super) fn route_conn<'a>(peers: &'a mut [Peer], tuple: &FlowKey) -> Option<&'a mut Peer> {
+    match peers.iter().position(|peer| peer.flows.is_matched(tuple)) {
+        Some(matched) => peers.get_mut(matched),
+        None => route(peers, tuple.dst),
+    }
+}
+
+/// The peer that speaks for a host: by the longest prefix of all.
 pub(super) fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer> {
     let best = peers
         .iter_mut()

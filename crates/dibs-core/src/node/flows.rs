@@ -64,7 +64,15 @@ pub(super) struct FlowTable {
     theirs: HashMap<Key, FlowKey, Hashing>,
     /// Ends by these names.
     by_theirs: HashMap<FlowKey, Key, Hashing>,
+    matched: Matched,
     next_flow: u32,
+}
+
+/// Names of connections that began in plain, where something translates addresses: this host's and the peer's, by either.
+/// They stay until they are [forgotten](FlowTable::forget_match), whether the connection is on a bump or not.
+struct Matched {
+    theirs: HashMap<FlowKey, FlowKey, Hashing>,
+    ours: HashMap<FlowKey, FlowKey, Hashing>,
 }
 
 impl FlowTable {
@@ -79,7 +87,11 @@ impl FlowTable {
             last_incoming: None,
             outgoing: HashMap::with_hasher(hashing.clone()),
             theirs: HashMap::with_hasher(hashing.clone()),
-            by_theirs: HashMap::with_hasher(hashing),
+            by_theirs: HashMap::with_hasher(hashing.clone()),
+            matched: Matched {
+                theirs: HashMap::with_hasher(hashing.clone()),
+                ours: HashMap::with_hasher(hashing),
+            },
             next_flow: 0,
         }
     }
@@ -119,21 +131,50 @@ impl FlowTable {
 
     /// Name here of the connection that the peer calls `theirs`, if that is another one.
     pub(super) fn ours_of(&self, theirs: &FlowKey) -> Option<FlowKey> {
-        let ends = self.by_theirs.get(theirs)?;
-        Some(self.ends.get(*ends).expect(ENDS).tuple)
+        match self.by_theirs.get(theirs) {
+            Some(ends) => Some(self.ends.get(*ends).expect(ENDS).tuple),
+            None => self.matched.ours.get(theirs).copied(),
+        }
     }
 
     /// Name at the peer of the connection `ours`, if that is another one.
     pub(super) fn theirs_of(&self, ours: &FlowKey) -> Option<FlowKey> {
-        if self.theirs.is_empty() {
-            return None;
+        let of_ends = || self.theirs.get(&self.ends_of(ours)?).copied();
+        let named = { !self.theirs.is_empty() }.then(of_ends).flatten();
+        named.or_else(|| self.matched.theirs.get(ours).copied())
+    }
+
+    /// True if the connection `ours` was [matched](Self::match_names) to one of the peer.
+    pub(super) fn is_matched(&self, ours: &FlowKey) -> bool {
+        !self.matched.theirs.is_empty() && self.matched.theirs.contains_key(ours)
+    }
+
+    /// Notes that the connection `ours` is the one that the peer calls `theirs`.
+    pub(super) fn match_names(&mut self, ours: FlowKey, theirs: FlowKey) {
+        self.forget_match(&ours);
+        if let Some(other) = self.matched.ours.insert(theirs, ours) {
+            self.matched.theirs.remove(&other);
         }
-        self.theirs.get(&self.ends_of(ours)?).copied()
+        self.matched.theirs.insert(ours, theirs);
+        if let Some(ends) = self.ends_of(&ours) {
+            self.name_ends(ends, theirs);
+        }
+    }
+
+    /// Forgets that the connection `ours` was matched, because it is over.
+    pub(super) fn forget_match(&mut self, ours: &FlowKey) {
+        if let Some(theirs) = self.matched.theirs.remove(ours) {
+            self.matched.ours.remove(&theirs);
+        }
     }
 
     /// Notes that the peer calls a connection `theirs`, which is called otherwise here.
     pub(super) fn name(&mut self, key: Key, theirs: FlowKey) {
         let ends = self.conns.get(key).expect("the caller has it").ends;
+        self.name_ends(ends, theirs);
+    }
+
+    fn name_ends(&mut self, ends: Key, theirs: FlowKey) {
         self.forget_name(ends);
         self.theirs.insert(ends, theirs);
         self.by_theirs.insert(theirs, ends);
@@ -292,6 +333,9 @@ impl FlowTable {
         let Self { ends, hashing, .. } = self;
         let hash_of = |key: &Key| hashing.hash_one(ends.get(*key).expect(ENDS).tuple);
         self.by_tuple.insert_unique(hash_of(&key), key, hash_of);
+        if let Some(theirs) = self.matched.theirs.get(&tuple) {
+            self.name_ends(key, *theirs);
+        }
         key
     }
 

@@ -6,7 +6,7 @@ use dibs_settings::BumpId;
 use dibs_wire::{FlowKey, SeqNumber};
 
 use super::association::CarriedBump;
-use super::dispatch::{Node, route};
+use super::dispatch::{Node, route_conn};
 use super::names;
 use super::silence::SilentPort;
 use crate::counters::Counters;
@@ -168,7 +168,7 @@ impl Node {
 
     /// True if the peer has opened its direction of a connection on `bump`; `tuple` is as the local host sends.
     pub fn is_opened(&mut self, bump: BumpId, tuple: FlowKey) -> bool {
-        let Some(peer) = route(&mut self.peers, tuple.dst) else {
+        let Some(peer) = route_conn(&mut self.peers, &tuple) else {
             return false;
         };
         let conn = peer.flows.find(tuple, bump);

@@ -203,3 +203,24 @@ fn an_address_that_stands_for_others_lets_nobody_in_elsewhere() {
     }
     assert!(pair.nodes[1].counters().get(Counter::InnerAddress) >= 3);
 }
+
+/// The connection began in plain, through a router that gave host 0 an address that host 1 has never heard of.
+#[test]
+fn a_live_connection_that_was_matched_is_called_by_the_routers_address() {
+    let mut pair = translated();
+    let [here, _] = ends(40_000);
+    let there = FlowKey::tcp((addr(1, 1).ip(), 443), ([198, 51, 100, 9], 61_000));
+    pair.nodes[1].match_names(0, there, here.reversed());
+    for (host, key) in [(0, here), (1, there), (0, here)] {
+        let data = passes(&mut pair, host, (key, flags::ACK, b"some data"));
+        let named = [here, there][1 - host].reversed();
+        assert_eq!(data, [(named, b"some data".to_vec())]);
+    }
+    // A message about it is understood, too.
+    assert_eq!(pair.nodes[1].theirs(0, there), here.reversed());
+    assert_eq!(pair.nodes[1].ours(0, here.reversed()), there);
+    pair.nodes[1].forget_match(0, there);
+    let data = passes(&mut pair, 1, (there, flags::ACK, b"more"));
+    assert_eq!(data, []);
+    assert_eq!(pair.nodes[1].counters().get(Counter::TunNoPeer), 1);
+}
