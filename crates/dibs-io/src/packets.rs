@@ -19,6 +19,8 @@ const LONGEST: usize = 40 + 60;
 const MOST_SOURCES: usize = 16;
 /// Connections whose ports the kernel compares with those of a packet; with more the reader does.
 const MOST_PORTS: usize = 512;
+/// Numbers of each kind that the kernel compares with those of a packet.
+pub const MOST_NUMBERS: usize = 500;
 /// Bytes of packets that wait to be heard: some thousands, as the kernel counts 700 bytes for each.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -73,8 +75,8 @@ impl PacketSender {
     }
 }
 
-/// A socket that hears TCP acknowledgements without data of one IP version, as they come in by any interface, before
-/// any firewall of this host.
+/// A socket that hears TCP acknowledgements without data of one IP version, as they come in by any interface before
+/// any firewall of this host, or as they go out behind all of them.
 #[derive(Debug)]
 pub struct PacketEar {
     socket: Socket,
@@ -83,18 +85,43 @@ pub struct PacketEar {
 impl PacketEar {
     /// Hears from now on what comes from these hosts, and from and to these ports (source, destination).
     pub fn open(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Result<Self, SetupError> {
+        Self::filtered(is_v4, false, &between(is_v4, sources, ports))
+    }
+
+    /// Hears from now on what comes from anywhere and has one of these sequence numbers, acknowledgement numbers or
+    /// time stamps (TSval), the latter where they stand in the usual layout. Up to [`MOST_NUMBERS`] of each kind.
+    pub fn by_numbers(
+        is_v4: bool,
+        numbers: &[(u32, u32)],
+        tsvals: &[u32],
+    ) -> Result<Self, SetupError> {
+        Self::filtered(is_v4, false, &numbered(is_v4, numbers, tsvals))
+    }
+
+    /// Hears from now on what this host sends from and to these ports (source, destination).
+    pub fn of_own(is_v4: bool, ports: &[(u16, u16)]) -> Result<Self, SetupError> {
+        Self::filtered(is_v4, true, &outgoing(is_v4, ports))
+    }
+
+    fn filtered(is_v4: bool, own: bool, filter: &[SockFilter]) -> Result<Self, SetupError> {
         let at = |operation| SetupError::at(operation, "a packet socket");
         let kind = Type::DGRAM.nonblocking().cloexec();
         // Nothing comes in before it is bound, so nothing passes by the filter.
         let socket = Socket::new(Domain::PACKET, kind, None).map_err(at("socket"))?;
         socket
-            .attach_filter(&filter(is_v4, sources, ports))
+            .attach_filter(filter)
             .map_err(at("SO_ATTACH_FILTER"))?;
         // Beyond the system's limit with CAP_NET_ADMIN, up to it without.
         setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)
             .or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER))
             .map_err(|errno| at("SO_RCVBUF")(errno.into()))?;
-        bind(&socket, is_v4).map_err(at("bind"))?;
+        let protocol = match (own, is_v4) {
+            // A socket of one protocol does not hear what goes out (packet(7)).
+            (true, _) => libc::ETH_P_ALL,
+            (false, true) => libc::ETH_P_IP,
+            (false, false) => libc::ETH_P_IPV6,
+        };
+        bind(&socket, protocol).map_err(at("bind"))?;
         Ok(Self { socket })
     }
 
@@ -120,12 +147,7 @@ impl AsRawFd for PacketEar {
 }
 
 #[allow(unsafe_code)]
-fn bind(socket: &Socket, is_v4: bool) -> io::Result<()> {
-    let protocol = if is_v4 {
-        libc::ETH_P_IP
-    } else {
-        libc::ETH_P_IPV6
-    };
+fn bind(socket: &Socket, protocol: i32) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
         sll_protocol: (protocol as u16).to_be(),
@@ -144,32 +166,58 @@ fn bind(socket: &Socket, is_v4: bool) -> io::Result<()> {
     }
 }
 
-/// A program of classic BPF (bpf(4)) that takes TCP segments with ACK alone that are as long as their headers, from
-/// these hosts and of these ports. Offsets count from the IP header.
-fn filter(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Vec<SockFilter> {
-    const LOAD_BYTE: u16 = 0x30;
-    const LOAD_HALF: u16 = 0x28;
-    const LOAD_WORD: u16 = 0x20;
-    const IF_EQUAL: u16 = 0x15;
-    const IF_GREATER: u16 = 0x25;
-    const SKIP: u16 = 0x05;
-    const RETURN: u16 = 0x06;
-    let jump = |code, value, if_so, if_not| SockFilter::new(code, if_so, if_not, value);
-    let op = |code, value| SockFilter::new(code, 0, 0, value);
-    let refuse = || op(RETURN, 0);
-    // Refuses the packet unless what is there has this value.
-    let is = |load, at, value| [op(load, at), jump(IF_EQUAL, value, 1, 0), refuse()];
+const LOAD_BYTE: u16 = 0x30;
+const LOAD_HALF: u16 = 0x28;
+const LOAD_WORD: u16 = 0x20;
+const AND: u16 = 0x54;
+const IF_EQUAL: u16 = 0x15;
+const IF_GREATER: u16 = 0x25;
+const SKIP: u16 = 0x05;
+const RETURN: u16 = 0x06;
+
+/// An instruction of classic BPF (bpf(4)); offsets count from the IP header.
+const fn op(code: u16, value: u32) -> SockFilter {
+    SockFilter::new(code, 0, 0, value)
+}
+
+const fn jump(code: u16, value: u32, if_so: u8, if_not: u8) -> SockFilter {
+    SockFilter::new(code, if_so, if_not, value)
+}
+
+const fn refuse() -> SockFilter {
+    op(RETURN, 0)
+}
+
+const fn take() -> SockFilter {
+    op(RETURN, u32::MAX)
+}
+
+/// Refuses the packet unless what is there has this value.
+const fn is(load: u16, at: u32, value: u32) -> [SockFilter; 3] {
+    [op(load, at), jump(IF_EQUAL, value, 1, 0), refuse()]
+}
+
+/// Offset of the TCP header: packets with options of IP are not heard.
+const fn tcp_at(is_v4: bool) -> u32 {
+    if is_v4 { 20 } else { 40 }
+}
+
+/// Beginning of a program that refuses all but TCP segments with ACK alone that are as long as their headers.
+fn acknowledgements(is_v4: bool) -> Vec<SockFilter> {
     let mut program = Vec::new();
     // Neither fragments nor options of IP, which a router adds to none.
-    let (tcp, length_at, longest) = match is_v4 {
+    let (length_at, longest) = match is_v4 {
         true => {
             program.extend(is(LOAD_BYTE, 0, 0x45));
             program.extend(is(LOAD_BYTE, 9, 6));
-            (20, 2, 20 + 60)
+            (2, 20 + 60)
         }
         false => {
+            let version = [op(LOAD_BYTE, 0), op(AND, 0xf0), jump(IF_EQUAL, 0x60, 1, 0)];
+            program.extend(version);
+            program.push(refuse());
             program.extend(is(LOAD_BYTE, 6, 6));
-            (40, 4, 60)
+            (4, 60)
         }
     };
     program.extend([
@@ -177,22 +225,33 @@ fn filter(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Vec<SockFilt
         jump(IF_GREATER, longest, 0, 1),
         refuse(),
     ]);
-    program.extend(is(LOAD_BYTE, tcp + 13, 0x10));
-    if ports.len() <= MOST_PORTS {
-        program.push(op(LOAD_WORD, tcp));
-        for (index, (from, to)) in ports.iter().enumerate() {
-            // To behind the refusal that follows the last of them.
-            let behind = 2 * (ports.len() - index - 1) + 1;
-            let word = u32::from(*from) << 16 | u32::from(*to);
-            program.extend([jump(IF_EQUAL, word, 0, 1), op(SKIP, behind as u32)]);
-        }
-        program.push(refuse());
+    program.extend(is(LOAD_BYTE, tcp_at(is_v4) + 13, 0x10));
+    program
+}
+
+/// Adds to a program that it refuses all but these ports, unless there are too many.
+fn of_ports(program: &mut Vec<SockFilter>, is_v4: bool, ports: &[(u16, u16)]) {
+    if ports.len() > MOST_PORTS {
+        return;
     }
+    program.push(op(LOAD_WORD, tcp_at(is_v4)));
+    for (index, (from, to)) in ports.iter().enumerate() {
+        // To behind the refusal that follows the last of them.
+        let behind = 2 * (ports.len() - index - 1) + 1;
+        let word = u32::from(*from) << 16 | u32::from(*to);
+        program.extend([jump(IF_EQUAL, word, 0, 1), op(SKIP, behind as u32)]);
+    }
+    program.push(refuse());
+}
+
+/// A program that takes acknowledgements of these ports from these hosts.
+fn between(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Vec<SockFilter> {
+    let mut program = acknowledgements(is_v4);
+    of_ports(&mut program, is_v4, ports);
     let last_word = |source: &IpAddr| match source {
         IpAddr::V4(source) => source.to_bits(),
         IpAddr::V6(source) => source.to_bits() as u32,
     };
-    let take = || op(RETURN, u32::MAX);
     if sources.len() <= MOST_SOURCES {
         program.push(op(LOAD_WORD, if is_v4 { 12 } else { 20 }));
         let words = sources.iter().map(last_word);
@@ -201,5 +260,33 @@ fn filter(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Vec<SockFilt
     } else {
         program.push(take());
     }
+    program
+}
+
+/// A program that takes acknowledgements of these ports that this host sends.
+fn outgoing(is_v4: bool, ports: &[(u16, u16)]) -> Vec<SockFilter> {
+    /// Kind of a packet (linux/filter.h, SKF_AD_PKTTYPE; linux/if_packet.h, PACKET_OUTGOING).
+    const KIND_AT: u32 = 0xffff_f004;
+    const OUTGOING: u32 = 4;
+    let mut program = Vec::from(is(LOAD_BYTE, KIND_AT, OUTGOING));
+    program.extend(acknowledgements(is_v4));
+    of_ports(&mut program, is_v4, ports);
+    program.push(take());
+    program
+}
+
+/// A program that takes acknowledgements with any of these numbers (sequence, acknowledgement) or time stamps.
+fn numbered(is_v4: bool, numbers: &[(u32, u32)], tsvals: &[u32]) -> Vec<SockFilter> {
+    let (tcp, mut program) = (tcp_at(is_v4), acknowledgements(is_v4));
+    let mut any_of = |at: u32, words: Vec<u32>| {
+        program.push(op(LOAD_WORD, at));
+        let words = words.into_iter().take(MOST_NUMBERS);
+        program.extend(words.flat_map(|word| [jump(IF_EQUAL, word, 0, 1), take()]));
+    };
+    any_of(tcp + 4, numbers.iter().map(|(seq, _)| *seq).collect());
+    any_of(tcp + 8, numbers.iter().map(|(_, ack)| *ack).collect());
+    // Without options the packet ends there, and so does the program.
+    any_of(tcp + 24, tsvals.to_vec());
+    program.push(refuse());
     program
 }

@@ -21,7 +21,7 @@ use crate::answering::Refusal;
 use crate::asking::Conclusion;
 use crate::conns::Meant;
 use crate::knock;
-use crate::messages::{Body, Outcome, Switch, Unanswered};
+use crate::messages::{Answer, Body, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
 use crate::rules::{Rule, Ruling, Wants};
 use crate::table::ConnTable;
@@ -293,6 +293,16 @@ pub trait Machine {
     async fn find(&self, pairs: &[FlowKey]) -> Result<Found<Self>, Self::Fault>
     where
         Self: Sized;
+    /// Has a peer find connections in plain that it knows by other addresses ([`matching`](crate::matching)). Returns what it
+    /// answers, by connection; nothing of those whose numbers the kernel here does not say.
+    ///
+    /// # Errors
+    /// The system cannot.
+    async fn match_names(
+        &self,
+        peer: usize,
+        lives: &[Self::Live],
+    ) -> Result<BTreeMap<FlowKey, Answer>, Self::Fault>;
     /// As [`find`](Self::find), with what the kernel's entries say of them.
     ///
     /// # Errors

@@ -74,23 +74,29 @@ impl Numbers {
 /// one in front tells it what this end has sent, so that it lets the other end's acknowledgement of that pass.
 pub fn packets(pair: &FlowKey, numbers: Numbers) -> [Vec<u8>; 2] {
     let ack = numbers.ack.wrapping_sub(BEHIND);
-    [Numbers { ack, ..numbers }, numbers].map(|numbers| packet(pair, numbers))
+    [Numbers { ack, ..numbers }, numbers].map(|Numbers { seq, ack }| {
+        acknowledgement(pair, (SeqNumber::new(seq), SeqNumber::new(ack)), None)
+    })
 }
 
-/// The acknowledgement as a packet of this host.
-fn packet(pair: &FlowKey, numbers: Numbers) -> Vec<u8> {
+/// Packet with an acknowledgement without data, of these numbers (seq, ack) and time stamps (TSval, TSecr).
+pub(crate) fn acknowledgement(
+    pair: &FlowKey,
+    (seq, ack): (SeqNumber, SeqNumber),
+    timestamps: Option<(u32, u32)>,
+) -> Vec<u8> {
     let headers = Headers {
         tuple: *pair,
         meta: IpMeta {
             ttl: TTL,
             ..IpMeta::default()
         },
-        seq: SeqNumber::new(numbers.seq),
-        ack: SeqNumber::new(numbers.ack),
+        seq,
+        ack,
         flags: flags::ACK,
         window: WINDOW,
         urgent: 0,
-        timestamps: None,
+        timestamps,
         options: None,
     };
     let mut bytes = vec![0; headers.encoded_len()];
@@ -340,7 +346,7 @@ mod tests {
             }
         );
         assert_eq!(Numbers::from_wire(numbers.to_wire()), numbers);
-        let bytes = packet(&pair(), numbers);
+        let [_, bytes] = packets(&pair(), numbers);
         assert_eq!(read(&bytes), Some((pair().reversed(), numbers)));
         let mut data = bytes.clone();
         data[33] |= 0x08;

@@ -8,6 +8,7 @@ pub mod engine;
 pub mod knock;
 pub mod locks;
 pub mod marks;
+pub mod matching;
 pub mod messages;
 pub mod naming;
 pub mod plausible;

@@ -16,6 +16,7 @@
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
 //! body of kind 5, SILENT  = sequence:64  count:8  count * (bump:8  port:16)
 //! body of kind 6, KNOCK   = count:8  count * (entry without generation  seq:32  ack:32)
+//! body of kind 7, MATCH   = count:8  count * (entry without generation  flags:8  seq:32  ack:32  TSval:32  TSecr:32)
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -32,7 +33,9 @@
 //! the receiver sends there by a bump: mostly a firewall drops it. The highest sequence counts, as with WANT; it is
 //! answered with one outcome. KNOCK says that the sender sends an acknowledgement of these numbers
 //! in plain, and asks whether it arrives; the number beside the answer Done has the numbers of the receiver's own
-//! ([`crate::knock`]).
+//! ([`crate::knock`]). MATCH asks the receiver to find the connections that the sender calls so, whose kernel says these
+//! numbers, and which the receiver knows by other addresses ([`crate::matching`]); flag 1: the connection has time stamps. It
+//! names no socket. After Done, messages name these connections by the sender's addresses.
 //!
 //! A message may be on its way for long, and a connection end meanwhile and another one take its ports.
 //! So an entry names the receiver's socket, by a number that the receiver gave it; 0 where it has not been
@@ -51,6 +54,7 @@ use dibs_settings::BumpId;
 
 use crate::conns::{Socket, Version};
 use crate::knock::Numbers;
+use crate::matching::Stand;
 use crate::silence::Port;
 
 const VERSION: u8 = 1;
@@ -60,11 +64,15 @@ const ANSWER: u8 = 3;
 const CONFIRM: u8 = 4;
 const SILENT: u8 = 5;
 const KNOCK: u8 = 6;
+const MATCH: u8 = 7;
+const STAMPED: u8 = 1;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
 
 /// Connections in one SWITCH, at most.
 pub const MAX_ENTRIES: usize = 20;
+/// Connections in one MATCH, at most.
+pub const MAX_MATCHES: usize = 16;
 
 /// Bumps that are devices, at most: they are numbered from 8 to 14.
 pub const MAX_DEVICES: usize = 7;
@@ -75,6 +83,7 @@ const HEADER: usize = 6;
 const LONGEST_ENTRY: usize = 1 + 2 * 16 + 2 * 2 + 4 + 8;
 const _: () = assert!(HEADER + 8 + 1 + MAX_SILENT * 3 <= MAX_CONTROL);
 const _: () = assert!(HEADER + 11 + MAX_ENTRIES * LONGEST_ENTRY <= MAX_CONTROL);
+const _: () = assert!(HEADER + 1 + MAX_MATCHES * (LONGEST_ENTRY - 8 + 17) <= MAX_CONTROL);
 
 /// A message, see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,18 +152,23 @@ pub enum Body {
         /// Up to [`MAX_ENTRIES`] connections, with the numbers of each acknowledgement.
         Vec<(Named, Numbers)>,
     ),
+    /// Connections in plain that the receiver knows by other addresses.
+    Match(
+        /// Up to [`MAX_MATCHES`] connections, as the sender sends, and where each stands.
+        Vec<(FlowKey, Stand)>,
+    ),
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
 }
 
 impl Body {
-    /// Connections that it names.
+    /// Connections that it names, by names that both hosts know.
     pub fn named_mut(&mut self) -> Box<dyn Iterator<Item = &mut Named> + '_> {
         match self {
             Self::Switch { conns, .. } => Box::new(conns.iter_mut().map(|(named, _)| named)),
             Self::Confirm { conns, .. } => Box::new(conns.iter_mut()),
             Self::Knock(conns) => Box::new(conns.iter_mut().map(|(named, _)| named)),
-            Self::Want { .. } | Self::Silent { .. } | Self::Answer(_) => {
+            Self::Want { .. } | Self::Silent { .. } | Self::Match(_) | Self::Answer(_) => {
                 Box::new(std::iter::empty())
             }
         }
@@ -187,6 +201,10 @@ pub enum Outcome {
     NoDevice = 8,
     /// An acknowledgement that was sent in plain did not arrive.
     NotHeard = 9,
+    /// Something on the way gives the connection other numbers, or answers in the other end's place.
+    Renumbered = 10,
+    /// Several connections here fit one of the peer.
+    Ambiguous = 11,
 }
 
 impl Outcome {
@@ -203,6 +221,8 @@ impl Outcome {
             OtherSocket,
             NoDevice,
             NotHeard,
+            Renumbered,
+            Ambiguous,
         ];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
     }
@@ -317,6 +337,19 @@ impl Message {
                     out.extend(numbers.to_wire().to_be_bytes());
                 }
             }
+            Body::Match(conns) => {
+                out[1] = MATCH;
+                assert!(conns.len() <= MAX_MATCHES, "more connections than fit");
+                out.push(conns.len() as u8);
+                for (pair, stand) in conns {
+                    let (pair, socket) = (*pair, Socket::UNKNOWN);
+                    put_named(&mut out, &Named { pair, socket });
+                    out.push(stand.timestamps.map_or(0, |_| STAMPED));
+                    let (tsval, tsecr) = stand.timestamps.unwrap_or_default();
+                    let numbers = [stand.seq, stand.ack, tsval, tsecr];
+                    out.extend(numbers.into_iter().flat_map(u32::to_be_bytes));
+                }
+            }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
                 out.push(count(outcomes.len()));
@@ -382,6 +415,17 @@ impl Message {
             KNOCK => {
                 let conns = (0..r.count()?).map(|_| Ok((r.named()?, Numbers::from_wire(r.u64()?))));
                 Body::Knock(conns.collect::<Result<_, _>>()?)
+            }
+            MATCH => {
+                let count = r.u8()?;
+                if usize::from(count) > MAX_MATCHES {
+                    return Err(Malformed);
+                }
+                let conns = (0..count).map(|_| match r.named()? {
+                    Named { pair, socket } if socket == Socket::UNKNOWN => Ok((pair, r.stand()?)),
+                    _ => Err(Malformed),
+                });
+                Body::Match(conns.collect::<Result<_, _>>()?)
             }
             ANSWER => {
                 let outcomes = (0..r.count()?)
@@ -485,6 +529,22 @@ impl Reader<'_> {
         (0..count).map(port).collect()
     }
 
+    fn stand(&mut self) -> Result<Stand, Malformed> {
+        let flags = self.u8()?;
+        let (seq, ack) = (self.u32()?, self.u32()?);
+        let stamps = (self.u32()?, self.u32()?);
+        let timestamps = match (flags, stamps) {
+            (STAMPED, stamps) => Some(stamps),
+            (0, (0, 0)) => None,
+            _ => return Err(Malformed),
+        };
+        Ok(Stand {
+            seq,
+            ack,
+            timestamps,
+        })
+    }
+
     fn named(&mut self) -> Result<Named, Malformed> {
         let (local, remote): (IpAddr, IpAddr) = match self.u8()? {
             4 => (self.take::<4>()?.into(), self.take::<4>()?.into()),
@@ -520,8 +580,10 @@ mod tests {
     fn body() -> impl Strategy<Value = Body> {
         let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
         let knocks = proptest::collection::vec((named(), any::<u64>()), 0..=MAX_ENTRIES);
+        let stands = any::<(u32, u32, Option<(u32, u32)>)>();
+        let matches = proptest::collection::vec((named(), stands), 0..=MAX_MATCHES);
         let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
-        let outcomes = proptest::collection::vec((0u8..10, any::<u64>()), 0..=MAX_ENTRIES);
+        let outcomes = proptest::collection::vec((0u8..12, any::<u64>()), 0..=MAX_ENTRIES);
         let bump = (1u8..15).prop_filter_map("a bump", BumpId::new);
         let devices = proptest::collection::vec((bump.clone(), "[a-z.]{1,32}"), 0..=MAX_DEVICES);
         prop_oneof![
@@ -562,6 +624,15 @@ mod tests {
                 let knocks = knocks.into_iter();
                 Body::Knock(knocks.map(|(n, w)| (n, Numbers::from_wire(w))).collect())
             }),
+            matches.prop_map(|matches| {
+                let matches = matches.into_iter();
+                let stand = |(seq, ack, timestamps)| Stand {
+                    seq,
+                    ack,
+                    timestamps,
+                };
+                Body::Match(matches.map(|(n, s)| (n.pair, stand(s))).collect())
+            }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()
@@ -584,7 +655,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=5) {
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=7) {
             let _ = Message::decode(&bytes);
             // Deeper than chance would get.
             let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();

@@ -204,6 +204,7 @@ impl Bumps {
             // A device of another program is nobody's whose calls a daemon hears.
             silent @ Body::Silent { .. } => silent,
             Body::Knock(conns) => Body::Knock(conns),
+            Body::Match(conns) => Body::Match(conns),
             Body::Answer(outcomes) => {
                 let number = |value| BumpId::new(u8::try_from(value).ok()?);
                 let ours = |(outcome, value)| match (outcome, number(value)) {

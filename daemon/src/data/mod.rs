@@ -90,6 +90,15 @@ pub(super) enum Command {
         tuple: FlowKey,
         outstanding: u32,
     },
+    Match {
+        peer: usize,
+        ours: FlowKey,
+        theirs: FlowKey,
+    },
+    ForgetMatch {
+        peer: usize,
+        ours: FlowKey,
+    },
     Solicit {
         bump: BumpId,
         tuple: FlowKey,
@@ -323,6 +332,16 @@ impl Driver {
     /// Has this host's kernel say by `bump` where a connection stands.
     pub fn solicit(&self, bump: BumpId, tuple: FlowKey) -> Result<(), Gone> {
         self.send(Command::Solicit { bump, tuple })
+    }
+
+    /// The peer calls the connection `ours` by the name `theirs`; both as this host sends.
+    pub fn match_names(&self, peer: usize, ours: FlowKey, theirs: FlowKey) -> Result<(), Gone> {
+        self.send(Command::Match { peer, ours, theirs })
+    }
+
+    /// That connection is over.
+    pub fn forget_match(&self, peer: usize, ours: FlowKey) -> Result<(), Gone> {
+        self.send(Command::ForgetMatch { peer, ours })
     }
 
     /// What there is to see, but for the connections.

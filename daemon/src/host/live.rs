@@ -48,6 +48,17 @@ impl From<&Live> for Meant {
     }
 }
 
+/// Name of a live connection at its peer, which calls it by other addresses; it was matched (`dibs_switch::matching`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matched {
+    /// The peer's index.
+    pub(crate) peer: usize,
+    /// Name there, as this host sends.
+    pub(crate) theirs: FlowKey,
+    /// The socket here.
+    pub(crate) socket: Socket,
+}
+
 /// Numbers of connections, and when what was seen of them.
 #[derive(Default)]
 pub(crate) struct Registry {

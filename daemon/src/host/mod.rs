@@ -9,6 +9,7 @@ pub mod process;
 pub(crate) mod volumes;
 
 use std::cell::{Ref, RefCell};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -18,12 +19,14 @@ use dibs_config::{Config, PathConfig};
 use dibs_io::{PathSocket, SetupError};
 use dibs_policy::sockets;
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
 use nix::libc;
 use tokio::sync::Mutex;
 
 use crate::data::bumps::marks;
 use crate::data::{Driver, Gone};
 use crate::host::interfaces::{Interface, Interfaces, Inventory, LEAST_MTU, own_addresses, sorted};
+use crate::host::live::Matched;
 
 /// What is known of this host. Inputs are [`refresh`](Self::refresh) and [`keep_addresses`](Self::keep_addresses), the
 /// command is [`follow_links`](Self::follow_links); the data path is told what is new.
@@ -36,6 +39,8 @@ pub(crate) struct Host {
     addresses: RefCell<Vec<IpAddr>>,
     /// Those of them that a path's interface has, or had.
     reachable: RefCell<Vec<IpAddr>>,
+    /// Live connections that peers call by other addresses.
+    matched: RefCell<BTreeMap<FlowKey, Matched>>,
     links: Links,
 }
 
@@ -53,6 +58,7 @@ impl Host {
             addresses: RefCell::new(inventory.host_addresses(BumpId::is_tun)),
             reachable: RefCell::new(inventory.reachable(&config.paths)),
             inventory: RefCell::new(inventory),
+            matched: RefCell::default(),
             links: Links::new(config.paths.len()),
             config,
         }
@@ -63,8 +69,42 @@ impl Host {
         &self.config
     }
 
+    /// The peer that has the other end of a connection, as this host sends, by index.
+    pub(crate) fn peer_of(&self, pair: &FlowKey) -> Option<usize> {
+        let matched = self.matched.borrow().get(pair).map(|known| known.peer);
+        matched.or_else(|| self.peer_behind(pair.dst))
+    }
+
+    /// Live connections that peers call by other addresses, as this host sends.
+    pub(crate) fn matched(&self) -> Ref<'_, BTreeMap<FlowKey, Matched>> {
+        self.matched.borrow()
+    }
+
+    /// Notes that a peer calls a connection otherwise, and tells the data path.
+    ///
+    /// # Errors
+    /// There is no data path.
+    pub(crate) fn match_names(&self, pair: FlowKey, known: Matched) -> Result<(), Gone> {
+        let mut matched = self.matched.borrow_mut();
+        let is_same = |other: &Matched| (other.peer, other.theirs) == (known.peer, known.theirs);
+        matched.retain(|_, other| !is_same(other));
+        matched.insert(pair, known);
+        self.driver.match_names(known.peer, pair, known.theirs)
+    }
+
+    /// Forgets the peer's name of a connection that is over.
+    ///
+    /// # Errors
+    /// As of [`match_names`](Self::match_names).
+    pub(crate) fn forget_match(&self, pair: &FlowKey) -> Result<(), Gone> {
+        match self.matched.borrow_mut().remove(pair) {
+            Some(known) => self.driver.forget_match(known.peer, *pair),
+            None => Ok(()),
+        }
+    }
+
     /// The peer that an address is behind, by index: the longest prefix decides.
-    pub(crate) fn peer_of(&self, address: IpAddr) -> Option<usize> {
+    pub(crate) fn peer_behind(&self, address: IpAddr) -> Option<usize> {
         let peers = self.config.peers.iter().enumerate();
         let nets =
             peers.flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (index, net)));

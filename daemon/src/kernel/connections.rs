@@ -81,7 +81,7 @@ pub(crate) async fn sockets_of(
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
     Some(Live {
         pair: socket.key,
-        peer: host.peer_of(socket.key.dst)?,
+        peer: host.peer_of(&socket.key)?,
         socket: Socket(socket.cookie as u32),
         uid: Some(socket.uid),
         inode: socket.inode,
@@ -97,7 +97,7 @@ fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
 
 /// A tracked connection as either end may have begun it, if the other is behind a peer.
 pub(crate) fn ends_to_peers(host: &Host, entry: &Connection) -> impl Iterator<Item = FlowKey> {
-    let to_peer = |pair: &FlowKey| host.peer_of(pair.dst).is_some();
+    let to_peer = |pair: &FlowKey| host.peer_of(pair).is_some();
     entry.ends().into_iter().filter(to_peer)
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn note_passing(config: &Config) {
 /// Whether a connection is not this host's own, but passes it.
 pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
     let local = pair.src;
-    is_behind(host.config(), local) && !host.has(local) && host.peer_of(pair.dst).is_some()
+    is_behind(host.config(), local) && !host.has(local) && host.peer_of(pair).is_some()
 }
 
 /// A tracked connection that passes this host.
@@ -175,7 +175,7 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
     let state = entry.tcp_state.unwrap_or(CT_ESTABLISHED);
     Some(Live {
         pair,
-        peer: host.peer_of(pair.dst)?,
+        peer: host.peer_of(&pair)?,
         socket: name(entry),
         uid: None,
         inode: 0,
@@ -328,7 +328,7 @@ pub(crate) async fn out_of_reach(host: &Host, lives: &[Live]) -> anyhow::Result<
                 format!("{subflow} is bound to a device and cannot be steered"),
             ));
         }
-        let is_to_peer = host.peer_of(socket.key.dst).is_some();
+        let is_to_peer = host.peer_of(&socket.key).is_some();
         (!is_to_peer).then(|| (token, format!("{subflow} goes to a host that is no peer's")))
     });
     let beyond: BTreeMap<u32, String> = beyond.await?.into_iter().collect();

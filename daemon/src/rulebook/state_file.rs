@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use dibs_control::{NewRule, RuleId, Selector};
 use dibs_settings::BumpId;
-use dibs_switch::conns::Choice;
+use dibs_switch::conns::{Choice, Socket};
 use dibs_wire::FlowKey;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -62,6 +62,9 @@ pub struct Saved {
     /// How paths are used otherwise than the configuration says.
     #[serde(default)]
     pub preferences: Wishes,
+    /// Live connections that peers call by other addresses.
+    #[serde(default)]
+    pub(crate) matched: Vec<SavedMatch>,
 }
 
 /// A rule as its user wrote it.
@@ -116,6 +119,22 @@ pub struct SavedChoice {
     pub choice: Choice,
 }
 
+/// A live connection and its name at the peer, both as this host sends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedMatch {
+    /// The connection.
+    #[serde(with = "Conn")]
+    pub(crate) conn: FlowKey,
+    /// Name at the peer.
+    #[serde(with = "Conn")]
+    pub(crate) theirs: FlowKey,
+    /// The peer's public key.
+    pub(crate) peer: String,
+    /// The socket here.
+    pub(crate) socket: Socket,
+}
+
 impl Default for Saved {
     fn default() -> Self {
         Self {
@@ -128,6 +147,7 @@ impl Default for Saved {
             devices: BTreeMap::new(),
             clock: None,
             preferences: Wishes::default(),
+            matched: Vec::new(),
         }
     }
 }

@@ -1,30 +1,35 @@
-//! Finds out whether plain carries connections, before they leave their bumps for plain: a driver of
-//! [`dibs_switch::knock`], here and for peers that ask.
+//! Finds out whether plain carries connections, before they leave their bumps for plain, and which connections peers call by
+//! other addresses: a driver of [`dibs_switch::knock`] and [`dibs_switch::matching`], here and for peers that ask.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::iter;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use dibs_core::Time;
 use dibs_io::{PacketEar, PacketSender};
+use dibs_policy::sockets;
 use dibs_settings::BumpId;
-use dibs_switch::conns::Meant;
+use dibs_switch::conns::{Meant, Socket};
 use dibs_switch::engine::asks;
 use dibs_switch::engine::knocks::Heard;
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
-use dibs_switch::messages::{Body, Named, Outcome};
-use dibs_wire::FlowKey;
+use dibs_switch::matching::{self, Search, Stand};
+use dibs_switch::messages::{Answer, Body, MAX_MATCHES, Named, Outcome, Unanswered};
+use dibs_wire::{FlowKey, SeqNumber};
+use futures_util::future::{join_all, select_all};
 use nix::net::if_::if_nametoindex;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::data::bumps::marks;
-use crate::host::live::Live;
+use crate::host::live::{Live, Matched};
 use crate::host::process::{instant, now};
-use crate::switch::Daemon;
+use crate::rulebook::state_file::SavedMatch;
+use crate::switch::{Daemon, steering};
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
@@ -173,9 +178,301 @@ async fn numbers_of(
 
 /// An ear whose packets the runtime tells of.
 #[allow(unsafe_code)]
-fn watched(ear: PacketEar) -> io::Result<AsyncFd<PacketEar>> {
+fn watched(ear: PacketEar) -> anyhow::Result<AsyncFd<PacketEar>> {
     // SAFETY: the descriptor is the ear's own from its making to its end, and the ear is the AsyncFd's from here on.
-    unsafe { AsyncFd::register(ear) }.map_err(Into::into)
+    let watched = unsafe { AsyncFd::register(ear) }.map_err(io::Error::from);
+    watched.context("cannot wait for a packet socket")
+}
+
+/// Has a peer find connections in plain that it calls by other addresses. Returns what it answers, of those of which the
+/// kernel here says where they stand.
+pub(crate) async fn match_names(
+    daemon: &Daemon,
+    peer: usize,
+    lives: &[Live],
+) -> anyhow::Result<BTreeMap<FlowKey, Answer>> {
+    let pairs = lives.iter().map(|live| live.pair).collect();
+    let conns = Vec::from_iter(stands_of(daemon, &pairs).await?);
+    let ask = async |conns: &[(FlowKey, Stand)]| -> Vec<Answer> {
+        match daemon.rpc.ask(peer, Body::Match(conns.to_vec())).await {
+            Ok(outcomes) => { outcomes.into_iter().map(Ok) }
+                .chain(iter::repeat(Err(Unanswered::Silent)))
+                .take(conns.len())
+                .collect(),
+            Err(error) => vec![Err(error); conns.len()],
+        }
+    };
+    let senders = Senders::open(daemon, conns.iter().map(|(pair, _)| pair))?;
+    let (begin, number) = (now(), SeqNumber::new);
+    let numbers = |stand: &Stand| Numbers::of(number(stand.seq), number(stand.ack));
+    let mut shows: Vec<Knock> = { conns.iter() }
+        .map(|(_, stand)| Knock::ask(begin, numbers(stand)))
+        .collect();
+    let mut asked = std::pin::pin!(join_all(conns.chunks(MAX_MATCHES).map(ask)));
+    loop {
+        let at = now();
+        for ((pair, stand), show) in conns.iter().zip(&mut shows) {
+            while show.poll_send(at).is_some() {
+                senders.send(pair, &stand.shown().packet(pair));
+            }
+        }
+        let due = shows.iter().filter_map(Knock::due).min();
+        tokio::select! {
+            answers = &mut asked => {
+                let named = conns.iter().map(|(pair, _)| *pair);
+                return Ok(named.zip(answers.into_iter().flatten()).collect());
+            }
+            () = until(due) => {}
+        }
+    }
+}
+
+/// Answers a peer that shows these connections, which it calls so, in plain: whether one here is each of them.
+pub(crate) async fn answer_match(
+    daemon: &Daemon,
+    peer: usize,
+    conns: &[(FlowKey, Stand)],
+) -> Vec<(Outcome, u64)> {
+    let names = find_names(daemon, peer, conns).await;
+    let found = match names {
+        Ok(names) => names,
+        Err(error) => {
+            daemon.warn_of_peer(peer, &format!("cannot look for its connections: {error:#}"));
+            return vec![(Outcome::Failed, 0); conns.len()];
+        }
+    };
+    let outcome = |name: &Result<_, Outcome>| (name.err().unwrap_or(Outcome::Done), 0);
+    let outcomes = found.iter().map(|(name, _)| outcome(name)).collect();
+    let mut is_new = false;
+    for ((name, socket), (theirs, _)) in found.into_iter().zip(conns) {
+        let Ok(pair) = name else { continue };
+        let known = Matched {
+            peer,
+            theirs: theirs.reversed(),
+            socket,
+        };
+        is_new |= daemon.host.matched().get(&pair) != Some(&known);
+        // Without the data path nothing moves.
+        let _ = daemon.host.match_names(pair, known);
+    }
+    if is_new {
+        daemon.save_or_warn();
+        if !daemon.state.borrow().installed.is_empty() {
+            daemon
+                .events
+                .note("steer", steering::steer(daemon).await.map(drop));
+        }
+    }
+    outcomes
+}
+
+/// Names here of connections that a peer shows, with their sockets; or why there is none.
+async fn find_names(
+    daemon: &Daemon,
+    peer: usize,
+    conns: &[(FlowKey, Stand)],
+) -> anyhow::Result<Vec<(Result<FlowKey, Outcome>, Socket)>> {
+    let mut search = Search::new(conns.iter().map(|(_, stand)| stand.shown()).collect());
+    let mut ears = Vec::new();
+    for is_v4 in [true, false] {
+        let of_version = || {
+            let of_version = conns.iter().filter(|(pair, _)| pair.src.is_ipv4() == is_v4);
+            of_version.map(|(_, stand)| stand.shown())
+        };
+        let numbers: Vec<(u32, u32)> = of_version().map(|shown| (shown.seq, shown.ack)).collect();
+        let tsvals: Vec<u32> = of_version()
+            .filter_map(|shown| Some(shown.timestamps?.0))
+            .collect();
+        if !numbers.is_empty() {
+            ears.push(watched(PacketEar::by_numbers(is_v4, &numbers, &tsvals)?)?);
+        }
+    }
+    let bumps = bump_interfaces(daemon);
+    let mut end = Instant::now() + matching::WITHIN;
+    let mut is_complete = false;
+    while Instant::now() < end {
+        tokio::select! {
+            (bytes, interface) = next_packet(&ears) => {
+                if let Some((pair, stand)) = Stand::read(&bytes).filter(|_| !bumps.contains(&interface)) {
+                    search.handle_heard(pair, &stand);
+                }
+            }
+            () = sleep_until(end) => {}
+        }
+        if !is_complete && search.is_complete() {
+            // Another address may show the same.
+            is_complete = true;
+            end = end.min(Instant::now() + matching::GRACE);
+        }
+    }
+    let candidates = Vec::from_iter(search.candidates());
+    let found = sockets::find(&candidates).await?.into_iter();
+    let is_free = |pair: &FlowKey| daemon.host.peer_of(pair).is_none_or(|known| known == peer);
+    let found: BTreeMap<FlowKey, Socket> = found
+        .filter(|socket| is_free(&socket.key))
+        .map(|socket| (socket.key, Socket(socket.cookie as u32)))
+        .collect();
+    let stands = stands_of(daemon, &found.keys().copied().collect()).await?;
+    let name = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
+        let name = search.name(index, asking, &stands);
+        let socket = name.ok().and_then(|pair| found.get(&pair)).copied();
+        (name, socket.unwrap_or(Socket::UNKNOWN))
+    };
+    Ok(conns.iter().enumerate().map(name).collect())
+}
+
+/// Takes up connections that peers call by other addresses, as an earlier run left them.
+pub(crate) async fn restore(daemon: &Daemon, saved: &[SavedMatch]) -> anyhow::Result<()> {
+    let sockets = sockets_of(&saved.iter().map(|saved| saved.conn).collect::<Vec<_>>()).await?;
+    for saved in saved {
+        let is_peer = |key: &dibs_config::PeerConfig| key.public_key.to_string() == saved.peer;
+        let peer = daemon.config.peers.iter().position(is_peer);
+        let lives = sockets.get(&saved.conn) == Some(&saved.socket);
+        if let Some(peer) = peer.filter(|_| lives) {
+            let known = Matched {
+                peer,
+                theirs: saved.theirs,
+                socket: saved.socket,
+            };
+            daemon.host.match_names(saved.conn, known)?;
+        }
+    }
+    Ok(())
+}
+
+/// Forgets names of connections that ended: others may have their ends by now.
+pub(crate) async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
+    let known: Vec<(FlowKey, Socket)> = {
+        let matched = daemon.host.matched();
+        let known = matched.iter();
+        known.map(|(pair, known)| (*pair, known.socket)).collect()
+    };
+    if known.is_empty() {
+        return Ok(());
+    }
+    let sockets = sockets_of(&known.iter().map(|(pair, _)| *pair).collect::<Vec<_>>()).await?;
+    let is_over = |(pair, socket): &&(FlowKey, Socket)| sockets.get(pair) != Some(socket);
+    let over: Vec<FlowKey> = known
+        .iter()
+        .filter(is_over)
+        .map(|(pair, _)| *pair)
+        .collect();
+    for pair in &over {
+        daemon.host.forget_match(pair)?;
+    }
+    match over.is_empty() {
+        true => Ok(()),
+        false => daemon.save(),
+    }
+}
+
+async fn sockets_of(pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Socket>, dibs_policy::Error> {
+    let found = sockets::find(pairs).await?.into_iter();
+    Ok(found
+        .map(|socket| (socket.key, Socket(socket.cookie as u32)))
+        .collect())
+}
+
+/// Where connections in plain stand by the words of the kernel here; nothing of those of which it does not say it.
+async fn stands_of(
+    daemon: &Daemon,
+    pairs: &BTreeSet<FlowKey>,
+) -> anyhow::Result<BTreeMap<FlowKey, Stand>> {
+    let mut found = BTreeMap::new();
+    let mut ears = Vec::new();
+    for is_v4 in [true, false] {
+        let of_version = pairs.iter().filter(|pair| pair.src.is_ipv4() == is_v4);
+        let ports: Vec<(u16, u16)> = of_version.map(|pair| (pair.sport, pair.dport)).collect();
+        if !ports.is_empty() {
+            ears.push(watched(PacketEar::of_own(is_v4, &ports)?)?);
+        }
+    }
+    let senders = Senders::open(daemon, pairs.iter())?;
+    let end = Instant::now() + TOLD_WITHIN;
+    while found.len() < pairs.len() && Instant::now() < end {
+        for pair in pairs.iter().filter(|pair| !found.contains_key(*pair)) {
+            // As the far end would send it; the kernel takes it by the loopback interface.
+            for packet in matching::probes(pair) {
+                senders.send(&pair.reversed(), &packet);
+            }
+        }
+        let again = end.min(Instant::now() + SOLICIT_EVERY);
+        while found.len() < pairs.len() && Instant::now() < again {
+            tokio::select! {
+                (bytes, _) = next_packet(&ears) => {
+                    let stand = Stand::read(&bytes);
+                    found.extend(stand.filter(|(pair, _)| pairs.contains(pair)));
+                }
+                () = sleep_until(again) => {}
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Waits until that time; without one, for ever.
+async fn until(due: Option<Time>) {
+    match due {
+        Some(due) => sleep_until(instant(due)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next packet that any of these hears, and its interface.
+async fn next_packet(ears: &[AsyncFd<PacketEar>]) -> (Vec<u8>, u32) {
+    let heard = ears.iter().map(|ear| Box::pin(heard(ear)));
+    select_all(heard).await.0
+}
+
+async fn heard(ear: &AsyncFd<PacketEar>) -> (Vec<u8>, u32) {
+    loop {
+        // Only without a runtime there is none.
+        let Ok(mut ready) = ear.readable().await else {
+            return std::future::pending().await;
+        };
+        match ready.try_io(|ear| ear.get_ref().hear()) {
+            Ok(Ok(packet)) => return packet,
+            // The network of an interface went down.
+            Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
+                tracing::debug!("cannot hear what arrives in plain: {error}");
+            }
+            Ok(Err(_)) | Err(_) => {}
+        }
+    }
+}
+
+/// Interfaces that are bumps: what comes in by them came by no ordinary route.
+fn bump_interfaces(daemon: &Daemon) -> BTreeSet<u32> {
+    let index = |name: String| if_nametoindex(name.as_str()).ok();
+    let name = |id: BumpId| match daemon.bumps.device_of(id) {
+        Some(device) => device.to_owned(),
+        None => id.tun_name(),
+    };
+    let bumps = daemon.bumps.all().iter().map(|bump| name(bump.id));
+    bumps.filter_map(index).collect()
+}
+
+/// Sockets that send packets in plain, for each IP version that is meant.
+struct Senders(Vec<(bool, PacketSender)>);
+
+impl Senders {
+    fn open<'a>(daemon: &Daemon, pairs: impl Iterator<Item = &'a FlowKey>) -> anyhow::Result<Self> {
+        let own = marks(&daemon.config).own();
+        let versions: BTreeSet<bool> = pairs.map(|pair| pair.dst.is_ipv4()).collect();
+        let open = |is_v4| Ok((is_v4, PacketSender::open(is_v4, own)?));
+        let senders: anyhow::Result<_> = versions.into_iter().map(open).collect();
+        Ok(Self(senders?))
+    }
+
+    /// Sends a packet of a connection; what cannot be sent is not heard.
+    fn send(&self, pair: &FlowKey, packet: &[u8]) {
+        let (from, to) = (pair.src, pair.dst);
+        let sender = self.0.iter().find(|(is_v4, _)| *is_v4 == to.is_ipv4());
+        let (_, sender) = sender.expect("there is one for each IP version that is meant");
+        if let Err(error) = sender.send(from, to, packet) {
+            tracing::debug!("cannot send an acknowledgement in plain to {to}: {error}");
+        }
+    }
 }
 
 /// Addresses that acknowledgements come from, and their ports (source, destination).
@@ -183,9 +480,8 @@ type Listened = (BTreeSet<IpAddr>, BTreeSet<(u16, u16)>);
 
 /// Sockets that send acknowledgements in plain, and hear them.
 struct Plain {
-    senders: Vec<(bool, PacketSender)>,
+    senders: Senders,
     ears: Vec<AsyncFd<PacketEar>>,
-    /// Interfaces that are bumps: what comes in by them came by no ordinary route.
     bumps: BTreeSet<u32>,
 }
 
@@ -194,30 +490,22 @@ impl Plain {
         daemon: &Daemon,
         pairs: impl Iterator<Item = &'a FlowKey> + Clone,
     ) -> anyhow::Result<Self> {
-        let own = marks(&daemon.config).own();
+        let senders = Senders::open(daemon, pairs.clone())?;
         let mut heard: BTreeMap<bool, Listened> = BTreeMap::new();
         for pair in pairs {
             let (sources, ports) = heard.entry(pair.dst.is_ipv4()).or_default();
             sources.insert(pair.dst);
             ports.insert((pair.dport, pair.sport));
         }
-        let (mut senders, mut ears) = (Vec::new(), Vec::new());
+        let mut ears = Vec::new();
         for (is_v4, (sources, ports)) in heard {
-            senders.push((is_v4, PacketSender::open(is_v4, own)?));
             let (sources, ports) = (Vec::from_iter(sources), Vec::from_iter(ports));
-            let ear = PacketEar::open(is_v4, &sources, &ports)?;
-            ears.push(watched(ear).context("cannot wait for a packet socket")?);
+            ears.push(watched(PacketEar::open(is_v4, &sources, &ports)?)?);
         }
-        let index = |name: String| if_nametoindex(name.as_str()).ok();
-        let name = |id: BumpId| match daemon.bumps.device_of(id) {
-            Some(device) => device.to_owned(),
-            None => id.tun_name(),
-        };
-        let bumps = daemon.bumps.all().iter().map(|bump| name(bump.id));
         Ok(Self {
             senders,
             ears,
-            bumps: bumps.filter_map(index).collect(),
+            bumps: bump_interfaces(daemon),
         })
     }
 
@@ -226,17 +514,8 @@ impl Plain {
         let now = now();
         for (pair, knock) in knocks {
             while let Some(own) = knock.poll_send(now) {
-                let (from, to) = (pair.src, pair.dst);
-                let sender = self
-                    .senders
-                    .iter()
-                    .find(|(is_v4, _)| *is_v4 == to.is_ipv4());
-                let (_, sender) = sender.expect("there is one for each IP version that is meant");
-                // What cannot be sent is not heard.
                 for packet in knock::packets(pair, own) {
-                    if let Err(error) = sender.send(from, to, &packet) {
-                        tracing::debug!("cannot send an acknowledgement in plain to {to}: {error}");
-                    }
+                    self.senders.send(pair, &packet);
                 }
             }
         }
@@ -245,40 +524,15 @@ impl Plain {
     /// Hands over what arrives, until something is due or arrived.
     async fn hear_until_due(&self, knocks: &mut Knocks) {
         let due = knocks.values().filter_map(Knock::due).min();
-        let timer = async {
-            match due {
-                Some(due) => sleep_until(instant(due)).await,
-                None => std::future::pending().await,
-            }
-        };
-        let ears = self.ears.iter().map(|ear| Box::pin(self.heard(ear)));
         tokio::select! {
-            () = timer => {}
-            ((pair, numbers), ..) = futures_util::future::select_all(ears) => {
-                if let Some(knock) = knocks.get_mut(&pair) {
+            () = until(due) => {}
+            (bytes, interface) = next_packet(&self.ears) => {
+                let heard = knock::read(&bytes).filter(|_| !self.bumps.contains(&interface));
+                if let Some((pair, numbers)) = heard
+                    && let Some(knock) = knocks.get_mut(&pair)
+                {
                     knock.handle_heard(numbers, now());
                 }
-            }
-        }
-    }
-
-    async fn heard(&self, ear: &AsyncFd<PacketEar>) -> (FlowKey, Numbers) {
-        loop {
-            // Only without a runtime there is none.
-            let Ok(mut ready) = ear.readable().await else {
-                return std::future::pending().await;
-            };
-            match ready.try_io(|ear| ear.get_ref().hear()) {
-                Ok(Ok((bytes, interface))) if !self.bumps.contains(&interface) => {
-                    if let Some(heard) = knock::read(&bytes) {
-                        return heard;
-                    }
-                }
-                // The network of an interface went down.
-                Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
-                    tracing::debug!("cannot hear what arrives in plain: {error}");
-                }
-                Ok(_) | Err(_) => {}
             }
         }
     }

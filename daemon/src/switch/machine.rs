@@ -11,7 +11,7 @@ use dibs_switch::conns::{Meant, host_id};
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, knocks, rules};
 use dibs_switch::knock;
-use dibs_switch::messages::{Body, Outcome, Unanswered};
+use dibs_switch::messages::{Answer, Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
@@ -69,7 +69,7 @@ impl Machine for Daemon {
     }
 
     fn peer_of(&self, pair: &FlowKey) -> Option<usize> {
-        self.peer_of(pair.dst)
+        self.host.peer_of(pair)
     }
 
     fn hosts(&self, peer: usize) -> Hosts {
@@ -159,6 +159,14 @@ impl Machine for Daemon {
 
     async fn find(&self, pairs: &[FlowKey]) -> anyhow::Result<Found<Self>> {
         Ok(connections::sockets_of(&self.kernel, pairs).await?)
+    }
+
+    async fn match_names(
+        &self,
+        peer: usize,
+        lives: &[Live],
+    ) -> anyhow::Result<BTreeMap<FlowKey, Answer>> {
+        knocking::match_names(self, peer, lives).await
     }
 
     async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {

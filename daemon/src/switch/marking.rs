@@ -382,16 +382,7 @@ pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) 
 
 /// Why the kernel would not take the backstop of all that is wanted and of a rule more; see [`Kernel::unbacked`](crate::kernel::Kernel::unbacked).
 pub(crate) async fn unbacked(daemon: &Daemon, added: Option<&Rule>) -> Option<String> {
-    let wish = {
-        let state = daemon.state.borrow();
-        state.wish(
-            &daemon.config,
-            &daemon.host.inventory(),
-            &daemon.host.addresses(),
-            added,
-        )
-    };
-    daemon.kernel.unbacked(&wish).await
+    daemon.kernel.unbacked(&daemon.wish(added)).await
 }
 
 /// To be called before the kernel is brought to what is wanted.
@@ -448,7 +439,7 @@ pub(crate) async fn note_places(
 pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<BumpId>) {
     // As it sends: of this host, or of a host behind it.
     let is_ours = |pair: &&FlowKey| {
-        daemon.host.has(pair.src) && daemon.peer_of(pair.dst).is_some()
+        daemon.host.has(pair.src) && daemon.host.peer_of(pair).is_some()
             || connections::passes(&daemon.host, pair)
     };
     let Some(pair) = ends.iter().find(is_ours) else {

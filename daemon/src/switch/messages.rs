@@ -17,13 +17,15 @@ use dibs_settings::BumpId;
 use dibs_switch::conns::Version;
 use dibs_switch::engine::{ROUND, knocks, locks, rules, switches, tells, wants};
 use dibs_switch::knock::Numbers;
+use dibs_switch::matching::Stand;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
+use dibs_wire::FlowKey;
 use tokio::sync::Notify;
 
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, sessions, steering};
+use crate::switch::{Daemon, Task, knocking, sessions, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -114,6 +116,15 @@ impl Desk {
         }
     }
 
+    /// The next question, if it waits, and is a MATCH.
+    fn next_match(&self, daemon: &Daemon) -> Option<(u32, Vec<(FlowKey, Stand)>)> {
+        let asked = self.next_like(daemon, |body| matches!(body, Body::Match(_)))?;
+        match asked.question {
+            Body::Match(conns) => Some((asked.request, conns)),
+            _ => unreachable!("it was just seen to be a MATCH"),
+        }
+    }
+
     /// The next question, if it waits, and is a KNOCK.
     fn next_knock(&self, daemon: &Daemon) -> Option<(u32, Vec<(Named, Numbers)>)> {
         let asked = self.next_like(daemon, |body| matches!(body, Body::Knock(_)))?;
@@ -171,6 +182,17 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     conns.extend(more);
                 }
                 let outcomes = knocks::answer(&*daemon, peer, &conns).await;
+                answer_parts(&daemon, peer, parts, outcomes).await;
+            }
+            Body::Match(mut conns) => {
+                let mut parts = vec![(request, conns.len())];
+                while conns.len() < ROUND
+                    && let Some((request, more)) = desk.next_match(&daemon)
+                {
+                    parts.push((request, more.len()));
+                    conns.extend(more);
+                }
+                let outcomes = knocking::answer_match(&daemon, peer, &conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
             Body::Silent { sequence, ports } => {

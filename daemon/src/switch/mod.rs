@@ -50,13 +50,13 @@ use crate::data::{Driver, Rpc};
 use crate::host::Host;
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::Inventory;
-use crate::host::live::{Answers, Live, Registry};
+use crate::host::live::{Answers, Live, Matched, Registry};
 use crate::host::preferences::Preferences;
 use crate::host::process::now;
 use crate::kernel::{Kernel, connections};
 use crate::rulebook::kept::{Keeper, desired};
 use crate::rulebook::rules::Rule;
-use crate::rulebook::state_file::{Saved, SavedChoice, StateFile};
+use crate::rulebook::state_file::{Saved, SavedChoice, SavedMatch, StateFile};
 use crate::rulebook::{Active, FlowSchedulers, RuleBook};
 
 /// The main thread's side of the daemon.
@@ -92,9 +92,18 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// The peer that an address is behind, by index: the longest prefix decides.
-    pub(crate) fn peer_of(&self, address: IpAddr) -> Option<usize> {
-        self.host.peer_of(address)
+    /// Steering that is wanted now, and a rule more.
+    pub(crate) fn wish(&self, added: Option<&Rule>) -> Desired {
+        let state = self.state.borrow();
+        let (inventory, addresses) = (self.host.inventory(), self.host.addresses());
+        let mut wish = state.wish(&self.config, &inventory, &addresses, added);
+        // The router that a matched connection comes through is a host of the peer, as far as marks go.
+        let matched = self.host.matched();
+        let routers: BTreeSet<IpNet> = matched.keys().map(|pair| IpNet::from(pair.dst)).collect();
+        for bump in &mut wish.bumps {
+            bump.peers.extend(&routers);
+        }
+        wish
     }
 
     /// The name of a peer.
@@ -171,6 +180,13 @@ impl Daemon {
     pub(crate) fn save(&self) -> anyhow::Result<()> {
         let state = self.state.borrow();
         let engaged = state.peers.iter().zip(&self.config.peers);
+        let matched = self.host.matched();
+        let as_saved = |(conn, known): (&FlowKey, &Matched)| SavedMatch {
+            conn: *conn,
+            theirs: known.theirs,
+            peer: self.config.peers[known.peer].public_key.to_string(),
+            socket: known.socket,
+        };
         let saved = Saved {
             next_rule: state.rules.next(),
             rules: state.rules.saved().to_vec(),
@@ -188,6 +204,7 @@ impl Daemon {
                 .map(|(bump, name)| (bump.get(), name))
                 .collect(),
             preferences: self.preferences.borrow().wishes().clone(),
+            matched: matched.iter().map(as_saved).collect(),
             ..Saved::default()
         };
         self.file.save(saved)

@@ -33,8 +33,8 @@ use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
 use crate::switch::marking::all_of;
 use crate::switch::{
-    Daemon, entries, initial_state, listing, marking, messages, paths, rule_changes, sessions,
-    startup, steering,
+    Daemon, entries, initial_state, knocking, listing, marking, messages, paths, rule_changes,
+    sessions, startup, steering,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -123,6 +123,9 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     });
     steering::warn_of_own_addresses(&daemon);
     steering::keep_addresses(&daemon, &saved.addresses).await?;
+    knocking::restore(&daemon, &saved.matched)
+        .await
+        .context("cannot take up connections that peers call by other addresses")?;
     entries::renumber(&daemon, &saved)
         .await
         .context("cannot give connections the new numbers of their bumps")?;
@@ -264,6 +267,10 @@ async fn sweep(daemon: Rc<Daemon>) {
         if daemon.file.is_behind() {
             daemon.events.note("save", daemon.save());
         }
+        let unmatched = knocking::forget_ended(&daemon).await;
+        daemon
+            .events
+            .note("look for connections by two names that ended", unmatched);
         let idle = {
             let state = daemon.state.borrow();
             let conns = || state.conns.iter().map(|(_, conn)| conn);

@@ -132,21 +132,30 @@ fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer
     let why = match outcome {
         Said::NoBump => return not_carried_by(daemon, pair, bump),
         Said::Done | Said::Older => "the other end chose otherwise at the same time",
-        Said::NoConnection | Said::OtherSocket => {
-            "the peer has no such connection, or knows it by other addresses"
+        Said::NoConnection | Said::OtherSocket => "the peer has no such connection",
+        Said::NotHeard => {
+            "the peer knows it by other addresses, and nothing of it arrives there as it was sent: a proxy or a filter on \
+             the way"
+        }
+        Said::Renumbered => {
+            "something on the way gives it other numbers, or answers in the other end's place: a firewall, a proxy or \
+             SYNPROXY"
+        }
+        Said::Ambiguous => {
+            "several connections at the peer look like it; nobody can say which it is"
         }
         Said::OwnRule => "a rule of the peer wants it on its bump",
         Said::NoDevice => {
             "the device of this bump at the peer is not there or not ready; see its log"
         }
         Said::Bound => "its socket at the peer is bound to a device and cannot be steered",
-        Said::Failed | Said::NotHeard => "the peer's daemon could not; see its log",
+        Said::Failed => "the peer's daemon could not; see its log",
     };
     why.to_owned()
 }
 
 fn not_carried_by(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>) -> String {
-    let peer = daemon.peer_of(pair.dst);
+    let peer = daemon.host.peer_of(pair);
     let peer = peer.map_or("", |peer| daemon.peer_name(peer));
     let bump = daemon.bumps.name_of(bump);
     format!("peer {peer} does not carry the bump \"{bump}\"")

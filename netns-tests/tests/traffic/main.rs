@@ -33,6 +33,7 @@ mod members;
 mod metrics;
 mod mptcp;
 mod names;
+mod natted;
 mod orphans;
 mod others;
 mod plain;

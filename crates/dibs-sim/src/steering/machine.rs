@@ -15,7 +15,7 @@ use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, knocks,
 };
-use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants, wanted};
 use dibs_switch::table::ConnTable;
@@ -325,6 +325,10 @@ impl Machine for Host {
             Some((pair, reply))
         });
         Ok(join_all(heard).await.into_iter().flatten().collect())
+    }
+
+    async fn match_names(&self, _: usize, _: &[Live]) -> Result<BTreeMap<FlowKey, Answer>, Unable> {
+        Ok(BTreeMap::new())
     }
 
     async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[FlowKey]) -> Option<Refusal> {

@@ -81,6 +81,8 @@ impl Host {
                 Body::Want {
                     sequence, bumps, ..
                 } => vec![(wants::answer(self, 0, sequence, bumps).await, 0)],
+                // Nothing translates addresses between the simulator's hosts.
+                Body::Match(conns) => vec![(Outcome::NoConnection, 0); conns.len()],
                 // The simulator's hosts have no firewall.
                 Body::Silent { .. } => vec![(Outcome::Done, 0)],
                 Body::Answer(_) => unreachable!("answers are taken before"),

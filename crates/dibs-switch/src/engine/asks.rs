@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 
-use super::{Failed, Live as _, Machine, Mark, News, Task, or_warn, switches, warn_of};
+use super::{Failed, Live as _, Machine, Mark, News, Task, or_warn, stands_on, switches, warn_of};
 use crate::asking::{Conclusion, Negotiation, Step};
 use crate::conns::{Meant, Version};
-use crate::messages::{Answer, Body, MAX_ENTRIES, Named, Switch, Unanswered};
+use crate::messages::{Answer, Body, MAX_ENTRIES, Named, Outcome, Switch, Unanswered};
 use crate::naming::{Next, Query};
 
 /// Connections that move at once: between the first word about one and the last its two ends are apart, so it is not to
@@ -104,7 +104,11 @@ async fn ask_for_part<M: Machine>(m: &M, peer: usize, moves: &mut [&mut Move<M>]
     let conns: Vec<(Meant, Version)> = { moves.iter() }
         .map(|(_, asked)| (asked.conn(), asked.version()))
         .collect();
-    let answers = ask_switch(m, peer, &conns, switch).await;
+    let mut answers = ask_switch(m, peer, &conns, switch).await;
+    if !m.is_outside(switch.bump) {
+        let lives: Vec<M::Live> = moves.iter().map(|(live, _)| *live).collect();
+        match_and_ask(m, (peer, &lives), &conns, switch, &mut answers).await;
+    }
     let mut implausible = Vec::new();
     let mut again = false;
     m.conns(|conns| {
@@ -116,6 +120,41 @@ async fn ask_for_part<M: Machine>(m: &M, peer: usize, moves: &mut [&mut Move<M>]
     { implausible.into_iter() }.for_each(|why| m.tell(News::Implausible(why)));
     if again {
         m.tell(News::AskedAgain);
+    }
+}
+
+/// Asks again about connections in plain that the peer did not find, once it has found them by other addresses.
+async fn match_and_ask<M: Machine>(
+    m: &M,
+    (peer, lives): (usize, &[M::Live]),
+    conns: &[(Meant, Version)],
+    switch: Switch,
+    answers: &mut [Answer],
+) {
+    let is_unknown = |answer: &Answer| matches!(answer, Ok((Outcome::NoConnection, _)));
+    let unknown = { lives.iter().zip(answers.iter()) }
+        .filter(|(live, answer)| is_unknown(answer) && stands_on(m, live).is_none());
+    let unknown: Vec<M::Live> = unknown.map(|(live, _)| *live).collect();
+    if unknown.is_empty() {
+        return;
+    }
+    let matched = or_warn(m, m.match_names(peer, &unknown).await).unwrap_or_default();
+    let mut again = Vec::new();
+    for (index, (conn, _)) in conns.iter().enumerate() {
+        match matched.get(&conn.pair) {
+            Some(Ok((Outcome::Done, _))) => again.push(index),
+            Some(Ok((why, _))) => answers[index] = Ok((*why, 0)),
+            // An older daemon does not know the question.
+            Some(Err(_)) | None => {}
+        }
+    }
+    if again.is_empty() {
+        return;
+    }
+    let conns: Vec<(Meant, Version)> = again.iter().map(|index| conns[*index]).collect();
+    let answered = ask_switch(m, peer, &conns, switch).await;
+    for (index, answer) in again.into_iter().zip(answered) {
+        answers[index] = answer;
     }
 }
 
