@@ -12,11 +12,15 @@ pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> V
         (false, "net/ipv4/ip_forward"),
         (true, "net/ipv6/conf/all/forwarding"),
     ] {
-        let mut networks = config.daemon.gateway.iter();
+        let mut networks = { config.daemon.gateway.iter() }.chain(config.daemon.exits());
         if networks.any(|net| net.addr().is_ipv6() == v6) && is(path, "0") {
             let key = path.replace('/', ".");
             findings.push(Finding::failed(
-                "gateway",
+                if config.daemon.exit {
+                    "exit"
+                } else {
+                    "gateway"
+                },
                 format!("this host forwards nothing, for {key} is 0"),
                 format!("run sysctl -w {key}=1, and keep it in /etc/sysctl.d"),
             ));
