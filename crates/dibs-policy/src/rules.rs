@@ -640,6 +640,9 @@ impl<'a> List<'a> {
 
     /// What peers send in this host's name.
     fn translated(&self) -> Vec<Rule> {
+        if self.desired.exit.is_empty() {
+            return Vec::new();
+        }
         let near = widest(&self.desired.gateway, self.family).into_iter();
         let mut rules: Vec<Rule> = near.map(|near| pass([Match::To(near)])).collect();
         for bump in self.ours() {

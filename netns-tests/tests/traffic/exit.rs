@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use dibs_netns::Host;
+use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
 use netns_tests::isolated;
 use netns_tests::routed::exchange;
@@ -99,7 +100,7 @@ fn a_server_lets_nobody_into_its_own_networks() {
                     ensure!(!reaches(from, to.parse()?), "{} reached {to}", from.name());
                 }
             }
-            ensure!(net.b.counter("inner_address")? > 0);
+            ensure!(net.b.counter("inner_address_refused")? > 0);
             Ok(())
         })
     });
@@ -135,6 +136,55 @@ fn households_with_the_same_network_have_a_server_at_once() {
             ears.into_iter()
                 .try_for_each(|ears| ears.heard_no_tcp(100))?;
             talks.into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
+/// Closed by state: a rule that prefers its bump opens the ordinary route while the server is away, and no other does.
+#[test]
+fn what_begins_while_the_server_is_away_waits_or_leaves_directly() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let host = net.homes[0].node.host.clone();
+            net.homes[0].node.ctl(&ALL)?;
+            net.homes[0].node.ctl(&[
+                "rule",
+                "add",
+                "--dport",
+                "80",
+                "--bump",
+                "seal",
+                "--prefer",
+                "--priority",
+                "1",
+            ])?;
+            let talk = net.talk(&host, 0, web(443))?;
+            talk.advance(SETTLED)?;
+            net.b.stop(Signal::SIGKILL)?;
+            let node = &net.homes[0].node;
+            wait("the server to be away", || {
+                let peers = node.ctl(&["peer", "list"]).unwrap_or_default();
+                peers[0]["state"] != "established"
+            })?;
+            let ears = Ears::new(&net.homes[0])?;
+            let held = net.web.in_ns(|| std::net::TcpListener::bind(web(22)))?;
+            ensure!(!reaches(&host, web(22)), "without the server");
+            ears.heard_no_tcp(0)?;
+            drop(held);
+            let mut direct = net.connect(&host, 0, web(80))?;
+            let seen = direct.1.peer_addr()?.ip();
+            ensure!(
+                seen.to_string().starts_with("198.51.100."),
+                "{seen} is at web"
+            );
+            exchange(&mut direct, 100_000)?;
+            net.b.start()?;
+            net.homes[0].node.wait_until_joined(2)?;
+            talk.advance(SETTLED)?;
+            exchange(&mut direct, 100_000)?;
+            net.talk(&host, 0, web(80))?.finish()?;
+            exchange(&mut direct, 100_000)?;
+            talk.finish()
         })
     });
 }

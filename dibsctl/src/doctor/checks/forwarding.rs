@@ -26,6 +26,24 @@ pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> V
             ));
         }
     }
+    let uplinks = config
+        .paths
+        .iter()
+        .filter_map(|path| path.interface.as_deref());
+    for uplink in uplinks.filter(|_| config.daemon.exit) {
+        // Linux learns its routes as a host does, unless it forwards.
+        if is("net/ipv6/conf/all/forwarding", "1")
+            && is(&format!("net/ipv6/conf/{uplink}/accept_ra"), "1")
+        {
+            findings.push(Finding::warning(
+                "exit",
+                format!("{uplink} takes no router advertisements while this host forwards IPv6"),
+                format!(
+                    "run sysctl -w net.ipv6.conf.{uplink}.accept_ra=2, and keep it in /etc/sysctl.d"
+                ),
+            ));
+        }
+    }
     let mut addresses = config.peers.iter().flat_map(|peer| &peer.addresses);
     let v6 = addresses.any(|net| net.addr().is_ipv6());
     if v6 && is("net/ipv6/conf/all/disable_ipv6", "1") {
@@ -51,5 +69,26 @@ mod tests {
         assert_eq!(judge(&config, all("0")).len(), 1);
         assert_eq!(judge(&config, all("1")), []);
         assert_eq!(judge(&config, |_| None), []);
+    }
+
+    #[test]
+    fn an_exit_keeps_its_own_ipv6_route() {
+        let text = "[daemon]\nexit = true\n\
+                    [[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n";
+        let config = dibs_config::parse("test", text).unwrap();
+        let with = |accepts: &'static str| {
+            move |path: &str| {
+                Some(
+                    if path.ends_with("accept_ra") {
+                        accepts
+                    } else {
+                        "1"
+                    }
+                    .to_owned(),
+                )
+            }
+        };
+        assert_eq!(judge(&config, with("1")).len(), 1);
+        assert_eq!(judge(&config, with("2")), []);
     }
 }
