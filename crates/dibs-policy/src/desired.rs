@@ -383,6 +383,11 @@ impl Desired {
             .collect()
     }
 
+    /// True if this host forwards for others.
+    pub(crate) fn forwards(&self) -> bool {
+        !self.gateway.is_empty() || !self.exit.is_empty()
+    }
+
     /// Networks of `family` behind this host or beyond it.
     pub(crate) fn behind(&self, family: Family) -> Vec<IpNet> {
         widest(self.gateway.iter().chain(&self.exit), family)

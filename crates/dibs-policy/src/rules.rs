@@ -94,7 +94,7 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
 
 /// The table of nftables; empty where nothing is wanted. Not every kernel can do source NAT.
 pub(crate) fn nftables<'a>(desired: &'a Desired, nat: bool) -> Ruleset {
-    let gateway = !(desired.gateway.is_empty() && desired.exit.is_empty());
+    let gateway = desired.forwards();
     let bumped = !desired.bumps.is_empty();
     let steered = desired.fail == Fail::Closed && bumped;
     let lists = Family::BOTH.map(|family| List::new(desired, family));
