@@ -77,6 +77,7 @@ impl Wire {
                 addresses: vec![inner(host)],
                 reachable: Vec::new(),
                 gateway: Vec::new(),
+                exit: Vec::new(),
                 trusted_share: 0.05,
                 bumps: bump::ordinary(),
                 pads: bump::Pads::new(&[host as u8 + 2; 32]),

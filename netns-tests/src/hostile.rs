@@ -99,6 +99,7 @@ impl HostilePeer {
             addresses: Vec::new(),
             reachable: Vec::new(),
             gateway: Vec::new(),
+            exit: Vec::new(),
             trusted_share: 0.05,
             bumps: bump::ordinary(),
             pads: bump::Pads::new(&[43; 32]),

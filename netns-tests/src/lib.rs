@@ -23,6 +23,7 @@ mod dice;
 pub mod eavesdropper;
 pub mod homes;
 pub mod hostile;
+pub mod household;
 pub mod kernel;
 pub mod member;
 pub mod plaintext;

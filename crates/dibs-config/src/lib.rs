@@ -19,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use dibs_settings::{Handshake, Hint, Opening, Role, Scheduler};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 
 pub use amount::{BadAmount, Rate, Volume};
@@ -94,6 +94,11 @@ pub struct Daemon {
     /// peer's.
     #[serde(deserialize_with = "read::networks")]
     pub gateway: Vec<IpNet>,
+    /// False; peers reach others by this host, in its name.
+    pub exit: bool,
+    /// `0.0.0.0/0`, `::/0`; whom they reach: see [`exits`](Self::exits).
+    #[serde(deserialize_with = "read::networks")]
+    pub exit_to: Vec<IpNet>,
     /// None; the loopback address and port at which Prometheus finds metrics.
     #[serde(deserialize_with = "read::loopback")]
     pub metrics: Option<SocketAddr>,
@@ -120,8 +125,23 @@ impl Default for Daemon {
             on_trusted_down: OnTrustedDown::Hold,
             default_bump: None,
             gateway: Vec::new(),
+            exit: false,
+            exit_to: vec![Ipv4Net::default().into(), Ipv6Net::default().into()],
             metrics: None,
         }
+    }
+}
+
+impl Daemon {
+    /// Networks that peers reach by this host, in its name: without those that [`dibs_settings::left_out`] says and
+    /// without the peers'.
+    pub fn exits(&self) -> &[IpNet] {
+        if self.exit { &self.exit_to } else { &[] }
+    }
+
+    /// True if this host forwards for others: for networks behind it, or for peers.
+    pub fn forwards(&self) -> bool {
+        !self.gateway.is_empty() || self.exit
     }
 }
 
@@ -215,7 +235,8 @@ pub struct PeerConfig {
     #[serde(default, deserialize_with = "read::endpoints")]
     pub endpoints: Vec<(String, Endpoint)>,
     /// What the peer may open here: at the addresses of the paths' interfaces and the networks behind this host
-    /// if nothing is said, and nothing if the list is empty.
+    /// if nothing is said, and nothing if the list is empty. If nothing is said, a peer that every address is behind may open
+    /// nothing.
     #[serde(default = "paths_alone", deserialize_with = "read::openings")]
     pub accept: Vec<Opening>,
 }

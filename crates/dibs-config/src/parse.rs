@@ -204,7 +204,9 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
 /// by a bump is for here, and the other way round.
 fn check_gateway(networks: &[IpNet], peers: &[PeerConfig], origin: &Origin) -> Result<(), Error> {
     for (index, net) in networks.iter().enumerate() {
-        let meets = |other: &IpNet| other.contains(net) || net.contains(other);
+        // Everywhere else may be behind a peer.
+        let is_around = |other: &IpNet| other.contains(net) && other.prefix_len() > 0;
+        let meets = |other: &IpNet| is_around(other) || net.contains(other);
         let behind = |peer: &&PeerConfig| peer.addresses.iter().any(meets);
         let wrong = match peers.iter().find(behind) {
             Some(peer) => Wrong::new(
@@ -288,6 +290,11 @@ fn check_translated(file: &mut File, origin: &Origin) -> Result<(), Error> {
         }
         peer.addresses
             .extend(peer.appears_as.iter().map(|host| IpNet::from(*host)));
+        // It speaks for the whole Internet, so it could call in any name.
+        let is_wide = peer.addresses.iter().any(|net| net.prefix_len() == 0);
+        if is_wide && !origin.has(&format!("peer.{index}.accept")) {
+            peer.accept.clear();
+        }
     }
     Ok(())
 }

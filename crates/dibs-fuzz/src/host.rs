@@ -121,6 +121,7 @@ impl Host {
             addresses: vec![inner(number, false), inner(number, true)],
             reachable: Vec::new(),
             gateway: Vec::new(),
+            exit: Vec::new(),
             trusted_share: 0.05,
             bumps: bump::ordinary(),
             pads: bump::Pads::new(&[!seed; 32]),

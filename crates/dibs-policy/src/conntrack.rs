@@ -163,18 +163,18 @@ impl Conntrack {
             .map_err(Error::netlink("list tracked connections"))
     }
 
-    /// One connection, by either of its tuples; `None` if it is not tracked.
-    pub async fn get(&mut self, tuple: &FlowKey) -> Result<Option<Connection>, Error> {
-        let query = ConntrackMessage::Get(vec![Attribute::CtaTupleOrig(attributes(tuple))]);
-        match self
-            .wire
-            .request(message(Family::of(tuple.src), query), 0)
-            .await
-        {
-            Ok(answers) => Ok(answers.into_iter().find_map(connection)),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            Err(error) => Err(Error::netlink(format!("look up {tuple}"))(error)),
+    /// One connection, by its ends as either of them sends; `None` if it is not tracked.
+    pub async fn get(&mut self, ends: &FlowKey) -> Result<Option<Connection>, Error> {
+        for tuple in both_ways(ends) {
+            let query = ConntrackMessage::Get(vec![Attribute::CtaTupleOrig(attributes(&tuple))]);
+            let query = message(Family::of(tuple.src), query);
+            match self.wire.request(query, 0).await {
+                Ok(answers) => return Ok(answers.into_iter().find_map(connection)),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) => return Err(Error::netlink(format!("look up {tuple}"))(error)),
+            }
         }
+        Ok(None)
     }
 
     /// Replaces the bits `mask` of one connection's mark by those of `value`, in one step in the
@@ -185,10 +185,15 @@ impl Conntrack {
         value: u32,
         mask: u32,
     ) -> Result<bool, Error> {
-        let which = vec![Attribute::CtaTupleOrig(attributes(tuple))];
-        self.replace_mark(Family::of(tuple.src), which, value, mask)
-            .await
-            .map_err(Error::netlink(format!("set the mark of {tuple}")))
+        for tuple in both_ways(tuple) {
+            let which = vec![Attribute::CtaTupleOrig(attributes(&tuple))];
+            let done = self.replace_mark(Family::of(tuple.src), which, value, mask);
+            let fault = Error::netlink(format!("set the mark of {tuple}"));
+            if done.await.map_err(fault)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Tracks an established TCP connection that the kernel does not track, with `mark` from its first
@@ -232,18 +237,21 @@ impl Conntrack {
     /// Has the kernel take a TCP connection for established that it takes for closed, and would forget.
     /// `false`: it is not tracked.
     pub async fn revive(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
-        let established = ProtoInfo::TCP(vec![ProtoInfoTCP::State(TCP_ESTABLISHED)]);
-        let change = vec![
-            Attribute::CtaTupleOrig(attributes(tuple)),
-            Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
-            Attribute::CtaProtoInfo(vec![established]),
-        ];
-        let message = message(Family::of(tuple.src), ConntrackMessage::New(change));
-        match self.wire.request(message, 0).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-            Err(error) => Err(Error::netlink(format!("revive {tuple}"))(error)),
+        for tuple in both_ways(tuple) {
+            let established = ProtoInfo::TCP(vec![ProtoInfoTCP::State(TCP_ESTABLISHED)]);
+            let change = vec![
+                Attribute::CtaTupleOrig(attributes(&tuple)),
+                Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
+                Attribute::CtaProtoInfo(vec![established]),
+            ];
+            let message = message(Family::of(tuple.src), ConntrackMessage::New(change));
+            match self.wire.request(message, 0).await {
+                Ok(_) => return Ok(true),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) => return Err(Error::netlink(format!("revive {tuple}"))(error)),
+            }
         }
+        Ok(false)
     }
 
     /// Clears our bits from each connection whose bump is not among `keep` (with none: from each that has
@@ -342,6 +350,11 @@ impl Events {
             }
         }
     }
+}
+
+/// A connection as either end sends. Where an address is translated here, conntrack has one of both alone.
+fn both_ways(ends: &FlowKey) -> [FlowKey; 2] {
+    [*ends, ends.reversed()]
 }
 
 fn mark_mask(mask: u32) -> Attribute {

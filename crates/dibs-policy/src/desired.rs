@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 pub use dibs_settings::Fail;
-use dibs_settings::{BumpId, Shows, Term};
+use dibs_settings::{BumpId, Shows, Term, left_out};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,9 @@ pub struct Desired {
     /// Networks that this host forwards for: what their hosts and those of the peers send each other is
     /// steered too. None: only what is this host's own.
     pub gateway: Vec<IpNet>,
+    /// Networks that peers reach by this host in its name, without those that [`left_out`] says and without the peers'.
+    #[serde(default)]
+    pub exit: Vec<IpNet>,
     /// The bumps in use.
     pub bumps: Vec<BumpRoute>,
     /// Class rules, in the order in which they are tried; the first that matches decides.
@@ -43,6 +46,7 @@ impl Default for Desired {
             rule_priority: 5200,
             fail: Fail::Closed,
             gateway: Vec::new(),
+            exit: Vec::new(),
             bumps: Vec::new(),
             rules: Vec::new(),
             sessions: Vec::new(),
@@ -315,7 +319,9 @@ impl Desired {
                 .copied()
                 .chain(addresses)
                 .try_for_each(steerable)?;
-            let both = |net: &&IpNet| bump.peers.iter().any(|peer| common(*peer, **net).is_some());
+            // Everywhere else is behind a peer by which this host reaches the Internet.
+            let narrow = || bump.peers.iter().filter(|peer| peer.prefix_len() > 0);
+            let both = |net: &&IpNet| narrow().any(|peer| common(*peer, **net).is_some());
             if let Some(net) = self.gateway.iter().find(both) {
                 return Err(Invalid::BehindBoth(*net));
             }
@@ -369,12 +375,32 @@ impl Desired {
     }
 
     /// Where forwarded packets of `family` that are steered come from and go to: each network behind
-    /// this host, with each that one of `peers` is.
+    /// this host, or beyond it, with each that one of `peers` is.
     pub(crate) fn passages(&self, peers: &[IpNet], family: Family) -> Vec<(IpNet, IpNet)> {
         let peers = widest(peers, family);
-        let near = widest(&self.gateway, family).into_iter();
+        let near = self.behind(family).into_iter();
         near.flat_map(|near| peers.iter().map(move |far| (near, *far)))
             .collect()
+    }
+
+    /// True if this host forwards for others.
+    pub(crate) fn forwards(&self) -> bool {
+        !self.gateway.is_empty() || !self.exit.is_empty()
+    }
+
+    /// Networks of `family` behind this host or beyond it.
+    pub(crate) fn behind(&self, family: Family) -> Vec<IpNet> {
+        widest(self.gateway.iter().chain(&self.exit), family)
+    }
+
+    /// Networks that are closed to peers where this host is their exit.
+    pub(crate) fn closed(&self, family: Family) -> Vec<IpNet> {
+        if self.exit.is_empty() {
+            return Vec::new();
+        }
+        let open = [&self.exit[..], &self.gateway].concat();
+        let peers = self.bumps.iter().flat_map(|bump| &bump.peers);
+        widest(left_out(&open).iter().chain(peers), family)
     }
 
     /// Every prefix of `family` that some bump reaches, without those inside another.

@@ -58,6 +58,8 @@ pub(crate) enum Match {
     CtMark(Bits),
     /// It belongs to a TCP connection, or is an ICMP error about one.
     OfTcp,
+    /// It begins a TCP connection, or does not.
+    Begins(bool),
     /// Nothing: names the class rule.
     Class(u32),
     /// What only iptables can ask, in its words.
@@ -103,6 +105,8 @@ pub(crate) enum Verdict {
     Remember(Set),
     /// Source NAT to the source that it has.
     KeepSource,
+    /// Source NAT to an address of this host: the one that its route has. Both can do this.
+    Masquerade,
 }
 
 /// Matches, all of which have to fit, and what follows.
@@ -176,6 +180,10 @@ impl Match {
             Match::Mark(bits) => format!("-m mark {}--mark {}", not(bits.is), bits.text()),
             Match::CtMark(bits) => format!("-m connmark {}--mark {}", not(bits.is), bits.text()),
             Match::OfTcp => "-m conntrack --ctproto 6".to_owned(),
+            Match::Begins(is) => {
+                let flags = "--tcp-flags FIN,SYN,RST,ACK SYN";
+                format!("-p tcp -m tcp {}{flags}", not(*is))
+            }
             Match::Class(id) => format!("-m comment --comment {}", label(*id)),
             Match::Iptables(words) => words.clone(),
             Match::Among(_) | Match::AmongBack(_) | Match::Untracked | Match::NoWayBack => {
@@ -200,6 +208,7 @@ impl Verdict {
             Verdict::Jump(chain) => format!("-j DIBS-{chain}"),
             Verdict::SetMark(bits) => format!("-j MARK --set-xmark {}", bits.text()),
             Verdict::Reject(answer) => format!("-j REJECT --reject-with {answer}"),
+            Verdict::Masquerade => "-j MASQUERADE".to_owned(),
             Verdict::Remember(_) | Verdict::KeepSource => return None,
         })
     }

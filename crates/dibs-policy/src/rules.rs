@@ -14,10 +14,13 @@
 //! On its way through a gateway: what the networks behind it send the peers' is marked as on its way out
 //! (PASS), but before it is routed, and makes its connection follow in FORWARD.
 //!
+//! Where peers reach others in this host's name, what they send there is masqueraded (SOURCE). The answers
+//! come for this host, and only their connection's mark says, before that is undone, that they leave by a bump.
+//!
 //! What only nftables can say is in `nftables_only.rs`: connections by their ends. What stands in for it where there is no
 //! nftables, or no mark to go by, is a rule of a connection's own ([`Binding::Pinned`]), for some of them.
 
-use dibs_settings::Term;
+use dibs_settings::{Term, left_out};
 
 use crate::address::common;
 use crate::backstop::ruleset::{self, Ruleset};
@@ -51,7 +54,8 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
     let ours = list.ours().next().is_some();
     let required = closed && list.requires();
     let gateway = !list.passages().is_empty();
-    let all: [(&'static str, bool, Rules<'_>); 15] = [
+    let exit = !desired.exit.is_empty();
+    let all: [(&'static str, bool, Rules<'_>); 16] = [
         ("LOCKED", closed, List::locked),
         ("PLAIN", closed, List::plain),
         ("REQUIRED-IN", required, List::required_in),
@@ -67,6 +71,7 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
         ("INPUT", true, List::follow),
         ("GATEWAY", gateway, List::entering_gateway),
         ("PASSING", gateway, List::follow_passing),
+        ("SOURCE", exit, List::translated),
     ];
     let mut chains = list.of_bumps();
     for (name, _, rules) in all.into_iter().filter(|(_, wanted, _)| *wanted) {
@@ -75,6 +80,7 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
             "FORWARD" => (Table::Filter, Some("FORWARD")),
             "GATEWAY" => (Table::Mangle, Some("PREROUTING")),
             "PASSING" => (Table::Mangle, Some("FORWARD")),
+            "SOURCE" => (Table::Nat, Some("POSTROUTING")),
             "PREROUTING" | "INPUT" | "OUTPUT" | "POSTROUTING" => (Table::Mangle, Some(name)),
             _ => (Table::Mangle, None),
         };
@@ -88,7 +94,7 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
 
 /// The table of nftables; empty where nothing is wanted. Not every kernel can do source NAT.
 pub(crate) fn nftables<'a>(desired: &'a Desired, nat: bool) -> Ruleset {
-    let gateway = !desired.gateway.is_empty();
+    let gateway = desired.forwards();
     let bumped = !desired.bumps.is_empty();
     let steered = desired.fail == Fail::Closed && bumped;
     let lists = Family::BOTH.map(|family| List::new(desired, family));
@@ -234,10 +240,45 @@ impl<'a> List<'a> {
         self.desired.passages(&bump.peers, self.family)
     }
 
+    /// Rules for what is sent by, or to, networks in a peer's prefix that are not the peer's.
+    fn left_out(&self, end: fn(IpNet) -> Match, verdict: &Verdict) -> Vec<Rule> {
+        let prefixes: Vec<IpNet> = { self.bumps().flat_map(|bump| &bump.peers) }
+            .copied()
+            .collect();
+        let left = left_out(&prefixes);
+        let left = widest(&left, self.family).into_iter();
+        left.map(|net| Rule::new([end(net)], verdict.clone()))
+            .collect()
+    }
+
+    /// Answers to what peers sent in this host's name.
+    fn answers() -> Match {
+        only_iptables("-m conntrack --ctstate SNAT --ctdir REPLY")
+    }
+
     /// A rule for what is sent by, or to, each peer.
     fn each_peer(&self, end: fn(IpNet) -> Match, verdict: &Verdict) -> Vec<Rule> {
         let rule = |peer: &IpNet| Rule::new([end(*peer)], verdict.clone());
         self.peers.iter().map(rule).collect()
+    }
+
+    /// Rules for what is sent to each peer. A connection to anywhere takes a bump when it begins, or never: in plain it has
+    /// another address there, or it is answered by this host where it was called.
+    fn called(&self, from: &[Match], verdict: &Verdict) -> Vec<Rule> {
+        let to = |net: IpNet| [from, &[Match::To(net)]].concat();
+        let rule = |net: &IpNet| Rule::new(to(*net), verdict.clone());
+        let peers = { self.bumps().flat_map(|bump| &bump.peers) };
+        let narrow = widest(peers.filter(|net| net.prefix_len() > 0), self.family);
+        let mut rules: Vec<Rule> = narrow.iter().map(rule).collect();
+        for net in self.peers.iter().filter(|net| net.prefix_len() == 0) {
+            let in_plain = [
+                Match::Begins(false),
+                Match::CtMark(Bits::are(self.mask(), 0)),
+            ];
+            rules.push(pass([&to(*net)[..], &in_plain].concat()));
+            rules.push(rule(net));
+        }
+        rules
     }
 
     fn mask(&self) -> u32 {
@@ -295,15 +336,18 @@ impl<'a> List<'a> {
     /// What this host sends.
     fn leaving(&self) -> Vec<Rule> {
         let mut rules = vec![pass([self.marked(self.desired.marks.own())])];
-        rules.extend(self.each_peer(Match::To, &goto("STEER")));
+        rules.extend(self.called(&[], &goto("STEER")));
         rules
     }
 
-    /// What the networks behind this host send.
+    /// What the networks behind this host send, and answers for peers.
     fn entering_gateway(&self) -> Vec<Rule> {
-        let passages = self.passages().into_iter();
-        let entered = passages.map(|(near, far)| Rule::new(between(near, far, []), goto("PASS")));
-        entered.collect()
+        let behind = self.desired.behind(self.family).into_iter();
+        let entered = behind.flat_map(|near| self.called(&[Match::From(near)], &goto("PASS")));
+        let on_a_bump = Match::CtMark(Bits::are_not(self.mask(), 0));
+        let answers = Rule::new([Self::answers(), on_a_bump], goto("FOLLOW"));
+        let answers = (!self.desired.exit.is_empty()).then_some(answers);
+        entered.chain(answers).collect()
     }
 
     /// The connection's mark is the packet's, of TCP.
@@ -318,6 +362,7 @@ impl<'a> List<'a> {
             true => pass([only_iptables("-m addrtype --dst-type LOCAL")]),
             false => to_itself(),
         }];
+        rules.extend(self.left_out(Match::To, &Verdict::Return));
         rules.extend(self.classes(passing, true));
         rules.push(pass([Match::Among(Set::Plain)]));
         rules.push(Rule::new([self.chosen()], goto("FOLLOW")));
@@ -485,6 +530,9 @@ impl<'a> List<'a> {
         let filter = || only_iptables("-m rpfilter");
         let passages = self.passages().into_iter();
         rules.extend(passages.map(|(near, far)| pass(between(near, far, [filter()]))));
+        if !self.desired.exit.is_empty() {
+            rules.push(pass([Self::answers()]));
+        }
         let by_it = |bump| pass([came(bump), Match::CtMark(self.bits(bump))]);
         rules.extend(self.bumps().map(by_it));
         rules.push(stop([]));
@@ -496,7 +544,8 @@ impl<'a> List<'a> {
         // No TCP sends these, but Linux takes the RST in them, and conntrack knows them for no connection's.
         let odd = |flags| only_iptables(format!("-p tcp -m tcp --tcp-flags {flags} {flags}"));
         let odd = ["SYN,RST", "FIN,RST", "RST,URG"].map(|flags| stop([odd(flags)]));
-        let mut rules: Vec<Rule> = odd.into();
+        let mut rules = self.left_out(Match::From, &Verdict::Return);
+        rules.extend(odd);
         let pinned = self.bound(|binding| binding == Binding::Pinned);
         let pinned: Vec<Rule> = pinned
             .flat_map(|(rule, bump)| {
@@ -518,12 +567,14 @@ impl<'a> List<'a> {
             let elsewhere = Match::In(bump.device.clone(), false);
             self.kept_out(rule, bump, Some(elsewhere))
         });
-        required.collect()
+        let left = self.left_out(Match::From, &Verdict::Return);
+        left.into_iter().chain(required).collect()
     }
 
     /// Packets to peers, likewise.
     fn required_out(&self) -> Vec<Rule> {
         let mut rules = vec![to_itself()];
+        rules.extend(self.left_out(Match::To, &Verdict::Return));
         for (rule, bump) in self.required() {
             for to in self.destinations(rule, bump) {
                 let elsewhere = Some(Match::Out(bump.device.clone(), false));
@@ -544,8 +595,10 @@ impl<'a> List<'a> {
             stop([Match::To(loopback.parse().expect("a prefix"))]),
             stop([only_iptables(redirect)]),
         ];
+        rules.extend(self.left_out(Match::From, &Verdict::Drop));
         // Not to all hosts of a network at once.
         let unicast = || only_iptables("-m addrtype --dst-type UNICAST");
+        rules.extend(self.closed([unicast()]));
         let passages = self.passages_of(bump).into_iter();
         rules.extend(passages.map(|(near, far)| pass(between(far, near, [unicast()]))));
         rules.push(stop([only_iptables("-m addrtype ! --dst-type LOCAL")]));
@@ -561,12 +614,45 @@ impl<'a> List<'a> {
     fn forwarded(&self) -> Vec<Rule> {
         let mut rules = Vec::new();
         for bump in self.ours() {
+            rules.extend(self.closed([came(bump)]));
+            if !self.desired.exit.is_empty() {
+                // Nothing would translate its source.
+                let unknown = only_iptables("-m conntrack --ctstate INVALID");
+                rules.push(stop([came(bump), unknown]));
+            }
             for (near, far) in self.passages_of(bump) {
                 rules.push(pass(between(far, near, [came(bump)])));
                 let goes = [leaves(bump), Match::Mark(self.bits(bump))];
                 rules.push(pass(between(near, far, goes)));
             }
             rules.extend([stop([came(bump)]), stop([leaves(bump)])]);
+        }
+        rules
+    }
+
+    /// Where peers do not get in this host's name.
+    fn closed(&self, how: impl Into<Vec<Match>>) -> Vec<Rule> {
+        let how = how.into();
+        let closed = self.desired.closed(self.family).into_iter();
+        let stopped = closed.map(|net| stop([&[Match::To(net)], &how[..]].concat()));
+        stopped.collect()
+    }
+
+    /// What peers send in this host's name.
+    fn translated(&self) -> Vec<Rule> {
+        if self.desired.exit.is_empty() {
+            return Vec::new();
+        }
+        let near = widest(&self.desired.gateway, self.family).into_iter();
+        let mut rules: Vec<Rule> = near.map(|near| pass([Match::To(near)])).collect();
+        for bump in self.ours() {
+            let mark = Match::CtMark(self.bits(bump));
+            for far in widest(&bump.peers, self.family) {
+                for near in widest(&self.desired.exit, self.family) {
+                    let sent = between(far, near, [mark.clone()]);
+                    rules.push(Rule::new(sent, Verdict::Masquerade));
+                }
+            }
         }
         rules
     }

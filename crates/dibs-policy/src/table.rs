@@ -7,16 +7,19 @@ pub enum Table {
     Mangle,
     /// The only table that can answer with an ICMP error.
     Filter,
+    /// The only table that can translate addresses.
+    Nat,
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 2] = [Table::Mangle, Table::Filter];
+    pub(crate) const ALL: [Table; 3] = [Table::Mangle, Table::Filter, Table::Nat];
 
     /// The table's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Table::Mangle => "mangle",
             Table::Filter => "filter",
+            Table::Nat => "nat",
         }
     }
 }

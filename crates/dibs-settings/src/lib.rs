@@ -8,10 +8,12 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 mod match_expr;
+mod reach;
 mod term;
 mod wrong;
 
 pub use match_expr::MatchExpr;
+pub use reach::left_out;
 pub use term::{
     DaySpan, Form, PortRange, Selection, Shows, Term, interface, port_range, steered_prefix,
 };

@@ -519,6 +519,7 @@ impl World {
             addresses: addresses()[host].to_vec(),
             reachable: Vec::new(),
             gateway: Vec::new(),
+            exit: Vec::new(),
             trusted_share: self.setup.trusted_share,
             bumps: bumps(&self.setup),
             pads,

@@ -294,6 +294,11 @@ pub enum Refusal {
         "its kernel did not say where it stands, so nobody can find out whether plain carries it"
     )]
     Unknown,
+    /// The Internet knows it by an address of the host through which it leaves a bump.
+    #[error(
+        "plain does not carry it: it reaches the Internet by the other host, and in plain it would have another address"
+    )]
+    Exit,
     /// The peer answered so, or not at all.
     #[error("{}", words(*.0))]
     Peer(Answer),
@@ -304,6 +309,7 @@ impl Refusal {
     pub fn answer(self) -> Answer {
         match self {
             Self::Unknown => Err(Unanswered::NotAsked),
+            Self::Exit => Ok((Outcome::NotHeard, 0)),
             Self::Peer(answer) => answer,
         }
     }

@@ -18,8 +18,9 @@ use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
 use dibs_io::{PathSocket, SetupError};
 use dibs_policy::sockets;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, left_out};
 use dibs_wire::FlowKey;
+use ipnet::IpNet;
 use nix::libc;
 use tokio::sync::Mutex;
 
@@ -41,6 +42,10 @@ pub(crate) struct Host {
     reachable: RefCell<Vec<IpAddr>>,
     /// Live connections that peers call by other addresses.
     matched: RefCell<BTreeMap<FlowKey, Matched>>,
+    /// Networks that the peers' prefixes leave out.
+    left_out: Vec<IpNet>,
+    /// Networks that peers do not reach in this host's name.
+    closed: Vec<IpNet>,
     links: Links,
 }
 
@@ -52,9 +57,12 @@ impl Host {
         interfaces: Interfaces,
         inventory: Inventory,
     ) -> Self {
+        let peers = config.peers.iter().flat_map(|peer| &peer.addresses);
         Self {
             driver,
             interfaces,
+            left_out: left_out(&peers.copied().collect::<Vec<_>>()),
+            closed: left_out(config.daemon.exits()),
             addresses: RefCell::new(inventory.host_addresses(BumpId::is_tun)),
             reachable: RefCell::new(inventory.reachable(&config.paths)),
             inventory: RefCell::new(inventory),
@@ -105,12 +113,32 @@ impl Host {
 
     /// The peer that an address is behind, by index: the longest prefix decides.
     pub(crate) fn peer_behind(&self, address: IpAddr) -> Option<usize> {
+        self.behind_peer(address).map(|(index, _)| index)
+    }
+
+    /// The same, and the prefix.
+    fn behind_peer(&self, address: IpAddr) -> Option<(usize, &IpNet)> {
+        if hold(&self.left_out, address) {
+            return None;
+        }
         let peers = self.config.peers.iter().enumerate();
         let nets =
             peers.flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (index, net)));
         nets.filter(|(_, net)| net.contains(&address))
             .max_by_key(|(_, net)| net.prefix_len())
-            .map(|(index, _)| index)
+            .filter(|(_, net)| net.prefix_len() > 0 || !self.has(address))
+    }
+
+    /// True if an address is another's that peers reach in this host's name.
+    pub(crate) fn is_beyond(&self, address: IpAddr) -> bool {
+        let is_open = hold(self.config.daemon.exits(), address) && !hold(&self.closed, address);
+        is_open && self.behind_peer(address).is_none() && !self.has(address)
+    }
+
+    /// True if a connection, as this host sends, reaches others in the name of this host or of the peer.
+    pub(crate) fn is_by_exit(&self, pair: &FlowKey) -> bool {
+        let behind = self.behind_peer(pair.dst);
+        self.is_beyond(pair.src) || behind.is_some_and(|(_, net)| net.prefix_len() == 0)
     }
 
     /// What was last seen of the interfaces.
@@ -192,6 +220,10 @@ impl Host {
     pub(crate) fn has_failed_path(&self) -> bool {
         self.links.have_failed()
     }
+}
+
+fn hold(nets: &[IpNet], address: IpAddr) -> bool {
+    nets.iter().any(|net| net.contains(&address))
 }
 
 /// A path's socket, and what the data path was told of its interface.

@@ -115,13 +115,10 @@ const NOTES: [&str; 2] = [
     "/proc/sys/net/netfilter/nf_conntrack_acct",
 ];
 
-/// Whether an address is behind this host, by its configuration.
-pub(crate) fn is_behind(config: &Config, address: IpAddr) -> bool {
-    config
-        .daemon
-        .gateway
-        .iter()
-        .any(|net| net.contains(&address))
+/// True if an address is behind this host, or beyond it, by its configuration.
+fn is_behind(host: &Host, address: IpAddr) -> bool {
+    let mut gateway = host.config().daemon.gateway.iter();
+    gateway.any(|net| net.contains(&address)) || host.is_beyond(address)
 }
 
 /// Why this host does not forward what its configuration says it forwards, one sentence each.
@@ -131,13 +128,18 @@ pub(crate) fn faults(config: &Config) -> Vec<String> {
         ("net.ipv6.conf.all.forwarding", true),
     ];
     let off = |(key, v6): &(&str, bool)| {
-        let mut networks = config.daemon.gateway.iter();
+        let mut networks = { config.daemon.gateway.iter() }.chain(config.daemon.exits());
         let meant = networks.any(|net| net.addr().is_ipv6() == *v6);
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
         meant && std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "0")
     };
     let say = |(key, _): (&str, bool)| {
-        format!("gateway: this host forwards nothing, for {key} is 0: run `sysctl -w {key}=1`")
+        let what = if config.daemon.exit {
+            "exit"
+        } else {
+            "gateway"
+        };
+        format!("{what}: this host forwards nothing, for {key} is 0: run `sysctl -w {key}=1`")
     };
     families.into_iter().filter(off).map(say).collect()
 }
@@ -145,7 +147,7 @@ pub(crate) fn faults(config: &Config) -> Vec<String> {
 /// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only
 /// then it tracks anything.
 pub(crate) fn note_passing(config: &Config) {
-    if config.daemon.gateway.is_empty() {
+    if !config.daemon.forwards() {
         return;
     }
     for note in NOTES {
@@ -158,7 +160,7 @@ pub(crate) fn note_passing(config: &Config) {
 /// Whether a connection is not this host's own, but passes it.
 pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
     let local = pair.src;
-    is_behind(host.config(), local) && !host.has(local) && host.peer_of(pair).is_some()
+    is_behind(host, local) && !host.has(local) && host.peer_of(pair).is_some()
 }
 
 /// A tracked connection that passes this host.
@@ -197,7 +199,7 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
 /// All connections that pass this host.
 pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
     let host = kernel.host();
-    if host.config().daemon.gateway.is_empty() {
+    if !host.config().daemon.forwards() {
         return Ok(Vec::new());
     }
     let listed = |entry| passing(host, &entry);
@@ -242,7 +244,12 @@ pub(crate) async fn translated(
         let entry = conntrack.get(&pair).await?;
         // As its answers come, if they came here untranslated.
         let is_translated = |entry: &Connection| entry.reply != entry.original.reversed();
-        let Some(entry) = entry.filter(is_translated) else {
+        // What goes on in this host's name the peer knows as it sent it.
+        let is_known = |entry: &Connection| {
+            let as_sent = entry.reply.source() == entry.original.destination();
+            kernel.host().is_beyond(pair.src) && as_sent
+        };
+        let Some(entry) = entry.filter(|entry| is_translated(entry) && !is_known(entry)) else {
             continue;
         };
         let seen = match entry.original.source() == pair.source() {

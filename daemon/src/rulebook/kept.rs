@@ -67,6 +67,7 @@ pub fn desired(
         table_base: config.daemon.table_base,
         fail: config.daemon.fail,
         gateway: config.daemon.gateway.clone(),
+        exit: config.daemon.exits().to_vec(),
         bumps: in_use.iter().map(route).collect(),
         rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
         ..Desired::default()

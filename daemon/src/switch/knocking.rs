@@ -43,10 +43,13 @@ type Knocks = BTreeMap<FlowKey, Knock>;
 
 /// Knocks at one peer, for up to [`ROUND`] connections; those that plain does not carry.
 pub(crate) async fn knock(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyhow::Result<Kept> {
-    let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
+    let pairs = lives.iter().map(|live| live.pair);
+    let (exits, pairs): (Vec<FlowKey>, Vec<FlowKey>) =
+        pairs.partition(|pair| daemon.host.is_by_exit(pair));
     let numbers = numbers_of(daemon, &pairs).await?;
     let unknown = pairs.iter().filter(|pair| !numbers.contains_key(pair));
     let mut refused: Kept = unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
+    refused.extend(exits.into_iter().map(|pair| (pair, Refusal::Exit)));
     let known = lives.iter().filter(|live| numbers.contains_key(&live.pair));
     let meant: Vec<Meant> = known.map(Meant::from).collect();
     if meant.is_empty() {

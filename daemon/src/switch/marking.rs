@@ -468,7 +468,7 @@ pub(crate) async fn note_locks(daemon: &Daemon) {
 
 /// As [`note_locks`], for those who hold the backstop.
 pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
-    if daemon.config.daemon.gateway.is_empty() {
+    if !daemon.config.daemon.forwards() {
         return;
     }
     let before = backstop.standing().clone();

@@ -117,10 +117,18 @@ impl Daemon {
         self.peer_warnings.warn(now(), of, text);
     }
 
-    /// All connections to peers, those that are over included, with their marks.
+    /// All connections to peers, those that are over included, with their marks. One in plain that would reach others by a
+    /// peer is not among them: the peer does not know it.
     pub(crate) async fn connections(&self) -> anyhow::Result<Vec<Live>> {
         let are_marked = !self.state.borrow().installed.is_empty();
-        connections::all(&self.kernel, are_marked).await
+        let mut lives = connections::all(&self.kernel, are_marked).await?;
+        let (marks, state) = (marks(&self.config), self.state.borrow());
+        lives.retain(|live| {
+            let mut known = state.conns.get(&live.pair).bumps();
+            let is_on_a_bump = marks.bump_of(live.mark).is_some() || known.next().is_some();
+            is_on_a_bump || !self.host.is_by_exit(&live.pair)
+        });
+        Ok(lives)
     }
 
     /// The bump that a connection is on, if it is on one.

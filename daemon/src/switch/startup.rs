@@ -109,6 +109,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         addresses: inventory.host_addresses(BumpId::is_tun),
         reachable: inventory.reachable(&config.paths),
         gateway: config.daemon.gateway.clone(),
+        exit: config.daemon.exits().to_vec(),
         trusted_share: config.daemon.trusted_share,
         bumps: bumps::for_node(config),
         pads: Pads::seeded_by(getrandom::fill).context("the system's random generator failed")?,

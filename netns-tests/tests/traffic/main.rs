@@ -14,6 +14,7 @@ mod disagreement;
 mod doctor;
 mod eavesdrop;
 mod ecn;
+mod exit;
 mod experiment;
 mod gateway;
 mod guard;

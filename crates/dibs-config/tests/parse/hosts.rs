@@ -236,3 +236,43 @@ fn addresses_may_stand_for_others() {
         "{message}"
     );
 }
+
+#[test]
+fn every_address_may_be_behind_a_peer_beside_the_networks_here() {
+    let text = |accept: &str, gateway: &str| {
+        let daemon = format!("default_bump     = \"scramble\"\ngateway = [\"{gateway}\"]");
+        let text = contract().replace("default_bump     = \"scramble\"", &daemon);
+        let wide = format!("{accept}addresses = [\"0.0.0.0/0\", \"::/0\", ");
+        text.replacen("addresses = [", &wide, 1)
+    };
+    let config = good(&text("", "192.168.7.0/24"));
+    // Nobody calls here in the name of whom they like, unless it is said.
+    assert_eq!(config.peers[0].accept, []);
+    let config = good(&text("accept = [\"22\"]\n", "192.168.7.0/24"));
+    assert_eq!(config.peers[0].accept.len(), 1);
+    assert_eq!(config.daemon.exits(), []);
+    let both = dibs_config::parse("f", &text("", "10.0.1.0/24"));
+    assert!(
+        both.unwrap_err()
+            .to_string()
+            .contains("of which addresses are peer")
+    );
+}
+
+#[test]
+fn an_exit_leads_everywhere_unless_it_says_where() {
+    let with = |lines: &str| {
+        let key = format!("default_bump     = \"scramble\"\n{lines}");
+        good(&contract().replace("default_bump     = \"scramble\"", &key))
+    };
+    let nets = |texts: &[&str]| -> Vec<ipnet::IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    };
+    assert_eq!(
+        with("exit = true").daemon.exits(),
+        nets(&["0.0.0.0/0", "::/0"])
+    );
+    let some = with("exit = true\nexit_to = [\"0.0.0.0/0\", \"10.8.0.0/16\"]");
+    assert_eq!(some.daemon.exits(), nets(&["0.0.0.0/0", "10.8.0.0/16"]));
+    assert!(some.daemon.forwards() && !with("").daemon.forwards());
+}

@@ -111,6 +111,11 @@ pub struct NodeConfig {
     pub reachable: Vec<IpAddr>,
     /// Networks that this host forwards for: what is for a host there goes out of a TUN too.
     pub gateway: Vec<IpNet>,
+    /// Networks that the peers reach by this host beside, in this host's name: without those that [`left_out`] says,
+    /// and without hosts behind peers. None: nothing.
+    ///
+    /// [`left_out`]: dibs_settings::left_out
+    pub exit: Vec<IpNet>,
     /// Least share of each chained flow's bytes that goes by trusted paths, 0 to 1.
     pub trusted_share: f64,
     /// Chained flows wait while no trusted path is alive; otherwise untrusted ones carry them.

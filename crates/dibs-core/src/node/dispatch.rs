@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, left_out};
 use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 
@@ -100,10 +100,17 @@ impl Node {
         };
         let mut sessions = Sessions::new(session_config, now, &mut rng);
         let cookies = vec![Bucket::default(); config.paths.len()];
+        let behind = config.peers.iter().flat_map(|peer| &peer.prefixes);
         let own = Own {
             addresses: config.addresses,
             reachable: config.reachable,
+            closed: left_out(&config.exit)
+                .iter()
+                .chain(behind)
+                .copied()
+                .collect(),
             gateway: config.gateway,
+            exit: config.exit,
         };
         let policy = Policy {
             trusted_share: config.trusted_share,
@@ -132,7 +139,8 @@ impl Node {
         for at in 0..peers.len() {
             let others = peers.iter().enumerate().filter(|(other, _)| *other != at);
             let foreign = others.flat_map(|(_, other)| other.hosts.prefixes().iter().copied());
-            let foreign = foreign.collect();
+            let left = left_out(peers[at].hosts.prefixes());
+            let foreign = foreign.chain(left).collect();
             peers[at].hosts.set_foreign(foreign);
         }
         Ok(Self {
@@ -576,7 +584,8 @@ pub(super) fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer
         .iter_mut()
         .filter_map(|peer| peer.hosts.matches(destination).map(|len| (len, peer)))
         .max_by_key(|(len, _)| *len);
-    best.map(|(_, peer)| peer)
+    let owned = best.filter(|(_, peer)| peer.hosts.owns(destination));
+    owned.map(|(_, peer)| peer)
 }
 
 /// How many handshake messages wait for a path.

@@ -17,7 +17,7 @@ use crate::counters::Counter;
 /// See the module.
 pub(super) struct Hosts {
     prefixes: Vec<IpNet>,
-    /// Those of the other peers: what a longer one of these holds is not this peer's.
+    /// Those of the other peers, and networks that its own leave out: what a longer one of these holds is not this peer's.
     foreign: Vec<IpNet>,
     accept: Vec<Opening>,
     /// Addresses that stand for others of the peer.
@@ -70,7 +70,7 @@ impl Hosts {
     }
 
     /// True if what one of this peer's hosts sends, whatever wide prefix it has, may be for here: an address of this
-    /// host, or of one that it forwards for, and nothing else (docs/threat-model.md, "The peer").
+    /// host, or of one that it forwards to, and nothing else (docs/threat-model.md, "The peer").
     pub(super) fn may_reach(&self, setup: &Setup, from: IpAddr, to: IpAddr) -> bool {
         let speaks_for = is_unicast(from) && !setup.is_ours(from) && self.owns(from);
         speaks_for && is_unicast(to) && setup.is_ours(to)
@@ -79,7 +79,8 @@ impl Hosts {
     /// True if the peer may begin a connection to there.
     fn may_open(&self, setup: &Setup, to: (IpAddr, u16)) -> bool {
         let mut openings = self.accept.iter();
-        openings.any(|opening| opening.admits(|addr| setup.is_reachable(addr), to))
+        setup.is_beyond(to.0)
+            || openings.any(|opening| opening.admits(|addr| setup.is_reachable(addr), to))
     }
 
     /// True if a segment of the peer with these flags begins a connection with these addresses, as the local host

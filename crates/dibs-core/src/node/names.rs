@@ -55,7 +55,7 @@ pub(super) fn ours(cx: &mut ReceiveCx<'_>, theirs: FlowKey) -> Result<FlowKey, C
 
 /// Name here by addresses alone.
 fn by_addresses(setup: &Setup, hosts: &Hosts, paths: &PathSet, theirs: FlowKey) -> FlowKey {
-    let src = match setup.is_ours(theirs.src) {
+    let src = match setup.is_here(theirs.src) {
         true => None,
         false => paths.stands_for(setup, theirs.src),
     };

@@ -27,6 +27,10 @@ pub(super) struct Own {
     pub(super) reachable: Vec<IpAddr>,
     /// Networks that this host forwards for.
     pub(super) gateway: Vec<IpNet>,
+    /// Networks that peers reach by this host, in its name.
+    pub(super) exit: Vec<IpNet>,
+    /// Networks in those that they do not reach all the same.
+    pub(super) closed: Vec<IpNet>,
 }
 
 impl Own {
@@ -125,8 +129,19 @@ impl Setup {
     }
 
     /// True if an address is this host's, or of a network that it forwards for.
-    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
+    pub(super) fn is_here(&self, addr: IpAddr) -> bool {
         self.own.addresses.contains(&addr) || self.own.is_behind(addr)
+    }
+
+    /// True if an address is another's that peers reach in this host's name.
+    pub(super) fn is_beyond(&self, addr: IpAddr) -> bool {
+        let holds = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&addr));
+        holds(&self.own.exit) && !holds(&self.own.closed) && !self.is_here(addr)
+    }
+
+    /// True if this host speaks for an address to its peers.
+    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
+        self.is_here(addr) || self.is_beyond(addr)
     }
 
     /// True if an address is of a path's interface, or of a network that this host forwards for.

@@ -147,6 +147,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         addresses: vec![inner(host)],
         reachable: vec![inner(host)],
         gateway: Vec::new(),
+        exit: Vec::new(),
         trusted_share: 0.05,
         bumps: bump::ordinary(),
         pads: Pads::new(&[host as u8 + 100; 32]),

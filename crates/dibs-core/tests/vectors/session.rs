@@ -397,6 +397,7 @@ fn a_node_says_hello_as_documented() {
         addresses: Vec::new(),
         reachable: Vec::new(),
         gateway: Vec::new(),
+        exit: Vec::new(),
         trusted_share: 0.05,
         bumps: vec![
             bump::scramble(),

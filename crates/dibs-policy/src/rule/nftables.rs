@@ -93,7 +93,10 @@ impl Rule {
             )
         };
         self.matches.iter().any(of_family)
-            || matches!(self.verdict, Verdict::Remember(_) | Verdict::KeepSource)
+            || matches!(
+                self.verdict,
+                Verdict::Remember(_) | Verdict::KeepSource | Verdict::Masquerade
+            )
     }
 
     /// As nftables is told it, of one family or of both; none where nftables cannot say it.
@@ -144,6 +147,12 @@ impl Expressions {
             Match::Mark(bits) => self.meta(MARK).masked(*bits),
             Match::CtMark(bits) => self.tracked(CT_MARK).masked(*bits),
             Match::OfTcp => self.tracked(CT_PROTOCOL).compare(&TCP, true),
+            Match::Begins(is) => {
+                // FIN, SYN, RST, ACK; of these SYN alone.
+                self.meta(PROTOCOL).compare(&TCP, true);
+                let flags = self.payload(REGISTER, TRANSPORT, 13, 1);
+                flags.bitwise(&[0b1_0111], &[0]).compare(&[0b10], *is);
+            }
             Match::Class(_) => {}
             Match::Term(_) | Match::Iptables(_) => return None,
             Match::Among(set) => self.ends(family?, false).among(set.name(family?)),
@@ -191,6 +200,7 @@ impl Expressions {
                 let data = numbers(&[0, u32::from(number(family?)), REGISTER]);
                 self.address(REGISTER, family?, false).add("nat", data);
             }
+            Verdict::Masquerade => drop(self.add("masq", Attributes::default())),
             Verdict::Jump(_) | Verdict::SetMark(_) | Verdict::Reject(_) => return None,
         }
         Some(())

@@ -2,7 +2,7 @@
 //! when all of conntrack was.
 
 use super::{List, between, came, leaves, pass, stop, tcp, to_itself};
-use crate::desired::{BumpRoute, DeviceOwner};
+use crate::desired::{BumpRoute, DeviceOwner, widest};
 use crate::rule::{Bits, Match, Rule, Set, Verdict};
 
 impl List<'_> {
@@ -10,7 +10,7 @@ impl List<'_> {
     pub(super) fn unmarked(&self) -> Vec<Rule> {
         let mut rules = vec![self.is_marked(), to_itself()];
         rules.push(stop([Match::Among(Set::Bumped)]));
-        rules.extend(self.each_peer(Match::To, &super::goto("STEER")));
+        rules.extend(self.called(&[], &super::goto("STEER")));
         rules
     }
 
@@ -80,11 +80,14 @@ impl List<'_> {
             }
             rules.push(Rule::new(leaves, Verdict::KeepSource));
             // What the hosts behind this one answered to another address would not be known for theirs.
-            for (near, far) in self.passages_of(bump) {
-                let came = between(far, near, [Match::CtMark(self.bits(bump))]);
-                rules.push(Rule::new(came, Verdict::KeepSource));
+            let near = widest(&self.desired.gateway, self.family);
+            for far in widest(&bump.peers, self.family) {
+                let on_it = || [Match::CtMark(self.bits(bump))];
+                let came = near.iter().map(|near| between(far, *near, on_it()));
+                rules.extend(came.map(|came| Rule::new(came, Verdict::KeepSource)));
             }
         }
+        rules.extend(self.translated());
         rules
     }
 }

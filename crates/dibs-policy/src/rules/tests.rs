@@ -117,6 +117,24 @@ fn wishes() -> Vec<(&'static str, Desired)> {
         rules: Vec::new(),
         ..gateway()
     };
+    let exit = Desired {
+        exit: ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap()).into(),
+        ..one.clone()
+    };
+    let everywhere = Desired {
+        bumps: vec![bump(
+            3,
+            "dibs3",
+            DeviceOwner::Ours,
+            &["0.0.0.0/0", "10.9.0.0/16"],
+        )],
+        gateway: vec!["192.168.7.0/24".parse().unwrap()],
+        rules: vec![ClassRule {
+            dport: Some(443.into()),
+            ..class(8, 3, Binding::Required)
+        }],
+        ..Desired::default()
+    };
     vec![
         ("one bump, no rule", one.clone()),
         ("one bump, failing open", open(one)),
@@ -124,6 +142,8 @@ fn wishes() -> Vec<(&'static str, Desired)> {
         ("a gateway", gateway()),
         ("a gateway, failing open", open(free)),
         ("a gateway without a bump", idle),
+        ("an exit", exit),
+        ("a gateway whose peer is an exit", everywhere),
     ]
 }
 
@@ -246,7 +266,7 @@ fn decoded(expressions: &[u8]) -> String {
             }
             "fib" => format!("fib {:b}", number(3)),
             "nat" => "snat".to_owned(),
-            "byteorder" | "counter" => name,
+            "byteorder" | "counter" | "masq" => name,
             other => panic!("{other}"),
         }
     });

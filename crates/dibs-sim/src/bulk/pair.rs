@@ -144,6 +144,7 @@ fn node(scenario: &Scenario, host: usize) -> Node {
         addresses: vec![address(host)],
         reachable: Vec::new(),
         gateway: Vec::new(),
+        exit: Vec::new(),
         trusted_share: 0.05,
         bumps: bump::ordinary(),
         pads: Pads::new(&rng.bytes32()),

@@ -12,13 +12,35 @@ pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> V
         (false, "net/ipv4/ip_forward"),
         (true, "net/ipv6/conf/all/forwarding"),
     ] {
-        let mut networks = config.daemon.gateway.iter();
+        let mut networks = { config.daemon.gateway.iter() }.chain(config.daemon.exits());
         if networks.any(|net| net.addr().is_ipv6() == v6) && is(path, "0") {
             let key = path.replace('/', ".");
             findings.push(Finding::failed(
-                "gateway",
+                if config.daemon.exit {
+                    "exit"
+                } else {
+                    "gateway"
+                },
                 format!("this host forwards nothing, for {key} is 0"),
                 format!("run sysctl -w {key}=1, and keep it in /etc/sysctl.d"),
+            ));
+        }
+    }
+    let uplinks = config
+        .paths
+        .iter()
+        .filter_map(|path| path.interface.as_deref());
+    for uplink in uplinks.filter(|_| config.daemon.exit) {
+        // Linux learns its routes as a host does, unless it forwards.
+        if is("net/ipv6/conf/all/forwarding", "1")
+            && is(&format!("net/ipv6/conf/{uplink}/accept_ra"), "1")
+        {
+            findings.push(Finding::warning(
+                "exit",
+                format!("{uplink} takes no router advertisements while this host forwards IPv6"),
+                format!(
+                    "run sysctl -w net.ipv6.conf.{uplink}.accept_ra=2, and keep it in /etc/sysctl.d"
+                ),
             ));
         }
     }
@@ -47,5 +69,26 @@ mod tests {
         assert_eq!(judge(&config, all("0")).len(), 1);
         assert_eq!(judge(&config, all("1")), []);
         assert_eq!(judge(&config, |_| None), []);
+    }
+
+    #[test]
+    fn an_exit_keeps_its_own_ipv6_route() {
+        let text = "[daemon]\nexit = true\n\
+                    [[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n";
+        let config = dibs_config::parse("test", text).unwrap();
+        let with = |accepts: &'static str| {
+            move |path: &str| {
+                Some(
+                    if path.ends_with("accept_ra") {
+                        accepts
+                    } else {
+                        "1"
+                    }
+                    .to_owned(),
+                )
+            }
+        };
+        assert_eq!(judge(&config, with("1")).len(), 1);
+        assert_eq!(judge(&config, with("2")), []);
     }
 }

@@ -110,3 +110,83 @@ fn what_comes_out_is_no_longer_than_its_sender_made_it() {
     }
     assert_eq!(total, payload.len());
 }
+
+/// Host 1 is the exit of host 0, which has it lend the address of what comes from there.
+fn exit() -> Pair {
+    let mut pair = Pair::new();
+    for host in [0, 1] {
+        let mut config = config(host, Integrity::On);
+        let everywhere = IpNet::new([0, 0, 0, 0].into(), 0).unwrap();
+        match host {
+            0 => {
+                config.gateway = vec![net(7)];
+                let named = IpNet::new([10, 9, 0, 0].into(), 16).unwrap();
+                config.peers[0].prefixes.extend([everywhere, named]);
+                config.peers[0].accept = vec![Opening::ANY];
+            }
+            _ => {
+                config.exit = vec![everywhere];
+                config.addresses.push([203, 0, 113, 8].into());
+                config.peers[0].prefixes = vec![IpNet::from(IpAddr::from([10, 77, 0, 2]))];
+                config.peers[0].appears_as = vec![[10, 77, 0, 2].into()];
+                config.peers[0].accept.clear();
+            }
+        }
+        pair.nodes[host] = Node::new(Time::ZERO, config, [host as u8 + 1; 32]).unwrap();
+    }
+    pair.run(Duration::from_secs(3));
+    pair.assert_open();
+    pair
+}
+
+/// A network of its own the client may call the server's, which the server then does not let it into.
+#[test]
+fn peers_reach_the_internet_by_an_exit_and_none_of_its_own_networks() {
+    let mut pair = exit();
+    let far = [93, 184, 216, 34];
+    let out = forward(&mut pair, CLIENT, far);
+    let ends: Vec<(IpAddr, IpAddr)> = out.iter().map(|out| (out.src, out.dst)).collect();
+    assert_eq!(ends, [([10, 77, 0, 2].into(), far.into())]);
+
+    let refused = pair.nodes[1].counters().get(Counter::InnerAddress);
+    assert_eq!(forward(&mut pair, CLIENT, [10, 9, 3, 4]), []);
+    assert!(pair.nodes[1].counters().get(Counter::InnerAddress) > refused);
+    // Those that its prefix leaves out the client does not even send.
+    for local in [
+        [192, 168, 9, 1],
+        [169, 254, 169, 254],
+        [127, 0, 0, 1],
+        [224, 0, 0, 5],
+    ] {
+        let sent = pair.nodes[0].counters().get(Counter::TunNoPeer);
+        assert_eq!(forward(&mut pair, CLIENT, local), []);
+        assert_eq!(
+            pair.nodes[0].counters().get(Counter::TunNoPeer),
+            sent + 1,
+            "{local:?}"
+        );
+    }
+}
+
+#[test]
+fn an_exit_reaches_nothing_that_is_local_or_a_peers_whatever_the_client_says() {
+    let pair = exit();
+    let setup = &pair.nodes[1].shared.setup;
+    let beyond = |addr: &str| setup.is_beyond(addr.parse().unwrap());
+    for closed in [
+        "10.8.0.10",
+        "10.77.0.2",
+        "127.0.0.1",
+        "169.254.169.254",
+        "192.168.1.1",
+        "100.64.0.1",
+        "203.0.113.8",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::ffff:10.0.0.1",
+    ] {
+        assert!(!beyond(closed), "{closed}");
+    }
+    assert!(beyond("203.0.113.9"));
+}

@@ -35,7 +35,7 @@ pub(super) struct Host {
     pub(super) fail_after: Option<usize>,
 }
 
-const BUILT_IN: [(Table, &str); 8] = [
+const BUILT_IN: [(Table, &str); 9] = [
     (Table::Mangle, "PREROUTING"),
     (Table::Mangle, "INPUT"),
     (Table::Mangle, "FORWARD"),
@@ -44,6 +44,7 @@ const BUILT_IN: [(Table, &str); 8] = [
     (Table::Filter, "INPUT"),
     (Table::Filter, "FORWARD"),
     (Table::Filter, "OUTPUT"),
+    (Table::Nat, "POSTROUTING"),
 ];
 
 impl Fake {
@@ -248,6 +249,7 @@ fn known_words(chains: &Chains, table: Table, words: &[&str]) -> Result<(), &'st
     let built_in = match table {
         Table::Mangle => ["RETURN", "DROP", "MARK", "CONNMARK"].as_slice(),
         Table::Filter => ["RETURN", "DROP", "REJECT"].as_slice(),
+        Table::Nat => ["RETURN", "MASQUERADE"].as_slice(),
     };
     let there = built_in.contains(target) || chains.contains_key(&(table, (*target).to_owned()));
     if there { Ok(()) } else { Err("no such target") }

@@ -1,0 +1,190 @@
+//! The Internet behind a server: connections to anywhere leave a household by bumps over both its uplinks, and go on in the
+//! server's name.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dibs_netns::Host;
+use netns_tests::daemon::wait;
+use netns_tests::household::{Ears, Households, web, web_v6};
+use netns_tests::isolated;
+use netns_tests::routed::exchange;
+use netns_tests::traffic::{SETTLED, Talk, connect};
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
+
+const ALL: [&str; 5] = ["rule", "add", "--all", "--bump", "seal"];
+
+/// Whether a host connects to there within a time that is short for a network without losses.
+fn reaches(from: &Host, to: SocketAddr) -> bool {
+    from.in_ns(|| {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, None);
+        let connected =
+            socket.map(|socket| socket.connect_timeout(&to.into(), Duration::from_secs(2)));
+        matches!(connected, Ok(Ok(())))
+    })
+}
+
+#[test]
+fn a_laptop_has_the_internet_by_a_server_over_both_uplinks() {
+    isolated(|| {
+        Households::run(1, |net| {
+            // In plain it is known by another address, and stays what it is.
+            let host = net.homes[0].node.host.clone();
+            let mut before = net.connect(&host, 0, web(8000))?;
+            exchange(&mut before, 100_000)?;
+            net.homes[0].node.ctl(&ALL)?;
+            exchange(&mut before, 100_000)?;
+            drop(before);
+            let ears = Ears::new(&net.homes[0])?;
+            let talks = [
+                net.talk(&host, 0, web(443))?,
+                net.talk(&host, 0, web_v6(443))?,
+            ];
+            let advance = |bytes: u64| talks.iter().try_for_each(|talk: &Talk| talk.advance(bytes));
+            advance(SETTLED)?;
+            for bump in ["scramble", "seal"] {
+                net.homes[0].node.put_on(bump, "--dport", 443)?;
+                net.homes[0].node.wait_bump(443, bump)?;
+                net.b.wait_bump(443, bump)?;
+                advance(SETTLED)?;
+            }
+            net.homes[0].node.wait_locked(443)?;
+            for (node, end) in [(&net.homes[0].node, "--dport"), (&net.b, "--sport")] {
+                let said = node.refused(&["disable", end, "443"])?;
+                ensure!(said.contains("it would have another address"), "{said}");
+                advance(SETTLED)?;
+            }
+            for _ in 0..2 {
+                let node = &mut net.homes[0].node;
+                node.stop(Signal::SIGKILL)?;
+                node.start()?;
+                advance(SETTLED)?;
+                net.b.stop(Signal::SIGKILL)?;
+                net.b.start()?;
+                advance(SETTLED)?;
+            }
+            // Such as begins while the other end is new.
+            net.talk(&host, 0, web(80))?.finish()?;
+            ears.heard_no_tcp(100)?;
+            talks.into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
+#[test]
+fn a_server_lets_nobody_into_its_own_networks() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let home = &net.homes[0];
+            home.node.ctl(&ALL)?;
+            let server = Ipv4Addr::new(203, 0, 113, 7);
+            // What the server lets peers open without an exit.
+            let allowed = SocketAddr::from((server, 2222));
+            exchange(&mut connect(&home.node.host, &net.b.host, allowed)?, 1000)?;
+            let listening = |host: &Host, at: &str| -> Result<std::net::TcpListener> {
+                host.in_ns(|| Ok(std::net::TcpListener::bind(at)?))
+            };
+            let _held = [
+                listening(&net.secret, "0.0.0.0:80")?,
+                listening(&net.b.host, "0.0.0.0:8022")?,
+            ];
+            ensure!(
+                reaches(&net.b.host, "10.8.0.10:80".parse()?),
+                "not even from the server"
+            );
+            for to in ["10.8.0.10:80", "10.8.0.1:8022"] {
+                let from = [&home.node.host, &home.devices[0]];
+                for from in from {
+                    ensure!(!reaches(from, to.parse()?), "{} reached {to}", from.name());
+                }
+            }
+            ensure!(net.b.counter("inner_address_refused")? > 0);
+            Ok(())
+        })
+    });
+}
+
+/// Devices use one port at once, and so do two households.
+#[test]
+fn households_with_the_same_network_have_a_server_at_once() {
+    isolated(|| {
+        Households::run(2, |net| {
+            for home in &net.homes {
+                home.node.ctl(&ALL)?;
+            }
+            let ears = net
+                .homes
+                .iter()
+                .map(Ears::new)
+                .collect::<Result<Vec<_>>>()?;
+            let mut talks = Vec::new();
+            for (number, home) in (0u16..).zip(&net.homes) {
+                for (at, device) in (0u16..).zip(&home.devices) {
+                    talks.push(net.talk(device, 40_000, web(7000 + 10 * number + at))?);
+                }
+            }
+            let advance = |bytes: u64| talks.iter().try_for_each(|talk: &Talk| talk.advance(bytes));
+            advance(SETTLED)?;
+            net.homes[0].node.put_on("scramble", "--dport", 7000)?;
+            net.homes[0].node.wait_bump(7000, "scramble")?;
+            advance(SETTLED)?;
+            net.homes[1].node.stop(Signal::SIGKILL)?;
+            net.homes[1].node.start()?;
+            advance(SETTLED)?;
+            ears.into_iter()
+                .try_for_each(|ears| ears.heard_no_tcp(100))?;
+            talks.into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
+/// Closed by state: a rule that prefers its bump opens the ordinary route while the server is away, and no other does.
+#[test]
+fn what_begins_while_the_server_is_away_waits_or_leaves_directly() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let host = net.homes[0].node.host.clone();
+            net.homes[0].node.ctl(&ALL)?;
+            net.homes[0].node.ctl(&[
+                "rule",
+                "add",
+                "--dport",
+                "80",
+                "--bump",
+                "seal",
+                "--prefer",
+                "--priority",
+                "1",
+            ])?;
+            let talk = net.talk(&host, 0, web(443))?;
+            talk.advance(SETTLED)?;
+            net.b.stop(Signal::SIGKILL)?;
+            let node = &net.homes[0].node;
+            wait("the server to be away", || {
+                let peers = node.ctl(&["peer", "list"]).unwrap_or_default();
+                peers[0]["state"] != "established"
+            })?;
+            let ears = Ears::new(&net.homes[0])?;
+            let held = net.web.in_ns(|| std::net::TcpListener::bind(web(22)))?;
+            ensure!(!reaches(&host, web(22)), "without the server");
+            ears.heard_no_tcp(0)?;
+            drop(held);
+            let mut direct = net.connect(&host, 0, web(80))?;
+            let seen = direct.1.peer_addr()?.ip();
+            ensure!(
+                seen.to_string().starts_with("198.51.100."),
+                "{seen} is at web"
+            );
+            exchange(&mut direct, 100_000)?;
+            net.b.start()?;
+            net.homes[0].node.wait_until_joined(2)?;
+            talk.advance(SETTLED)?;
+            exchange(&mut direct, 100_000)?;
+            net.talk(&host, 0, web(80))?.finish()?;
+            exchange(&mut direct, 100_000)?;
+            talk.finish()
+        })
+    });
+}
