@@ -1,14 +1,20 @@
 //! Live connections through routers that translate addresses: moved in both directions, and refused where they cannot be.
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_io::{PacketEar, PacketSender};
+use dibs_wire::packet::{self, FlowKey, Packet};
+use dibs_wire::readdress;
 use netns_tests::daemon::wait;
 use netns_tests::homes::{Homes, server};
 use netns_tests::isolated;
 use netns_tests::routed::exchange;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 
 /// Bytes of an exchange.
@@ -92,6 +98,93 @@ fn a_connection_through_a_proxy_is_refused_and_unharmed() {
             exchange(&mut conn, SOME)?;
             drop(conn);
             relay.join().expect("it does not panic")
+        })
+    });
+}
+
+/// Somebody on the way copies what the laptop shows, under the address of a connection of their own to the same service.
+#[test]
+fn who_copies_what_a_laptop_shows_gets_no_match() {
+    isolated(|| {
+        Homes::run(|net| {
+            let (mut own, mut others) = (net.connect(0, FROM, 7000)?, net.connect(1, FROM, 7000)?);
+            exchange(&mut own, SOME)?;
+            exchange(&mut others, SOME)?;
+            net.internet.shell(
+                "nft add table ip free\n\
+                 nft 'add chain ip free out { type filter hook output priority -300; }'\n\
+                 nft add rule ip free out ip daddr 10.0.9.2 tcp dport 7000 notrack",
+            )?;
+            let (victim, server) = (
+                IpAddr::from([198, 51, 100, 2]),
+                IpAddr::from([203, 0, 113, 7]),
+            );
+            let (copier, target) = (IpAddr::from([198, 51, 100, 6]), IpAddr::from([10, 0, 9, 2]));
+            let (ear, sender) = net.internet.in_ns(|| {
+                let ear = PacketEar::open(true, &[victim], &[(FROM, 7000)]);
+                (ear, PacketSender::open(true, 0))
+            });
+            let (ear, sender) = (ear?, sender?);
+            let done = AtomicBool::new(false);
+            let copies = thread::scope(|scope| -> Result<usize> {
+                let copying = scope.spawn(|| -> Result<usize> {
+                    let mut copies = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        let mut ready = [PollFd::new(ear.as_fd(), PollFlags::POLLIN)];
+                        poll(&mut ready, 20u8)?;
+                        while let Ok((mut packet, _)) = ear.hear() {
+                            let Ok(Packet::Tcp(segment)) = packet::parse(&packet) else {
+                                continue;
+                            };
+                            ensure!(segment.tuple.dst == server);
+                            let (at, ends) = (
+                                segment.tcp_at(),
+                                FlowKey::tcp((copier, FROM), (target, 7000)),
+                            );
+                            readdress::segment(&mut packet, at, &ends);
+                            for _ in 0..200 {
+                                sender.send(copier, target, &packet)?;
+                                copies += 1;
+                            }
+                        }
+                    }
+                    Ok(copies)
+                });
+                let moved = net.laptops[0].ctl(&["enable", "--dport", "7000", "--bump", "seal"]);
+                done.store(true, Ordering::Relaxed);
+                moved?;
+                copying.join().expect("it does not panic")
+            })?;
+            ensure!(copies >= 200, "only {copies} copies");
+            exchange(&mut own, FEW)?;
+            exchange(&mut others, FEW)?;
+            ensure!(net.laptops[0].bumps(7000)? == ["seal"] && net.b.bumps(7000)? == ["seal"]);
+            let file = std::fs::read_to_string(net.b.directory().join("dibsd.state"))?;
+            ensure!(!file.contains("198.51.100.6:40000"), "{file}");
+            Ok(())
+        })
+    });
+}
+
+/// The router at home forgets its entry while the connection is on the bump, and takes no connection that it did not see begin.
+#[test]
+fn what_a_router_has_forgotten_stays_on_its_bump() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut conn = net.connect(0, FROM, 7000)?;
+            exchange(&mut conn, SOME)?;
+            let (laptop, home) = (&net.laptops[0], &net.homes[0]);
+            laptop.ctl(&["enable", "--dport", "7000", "--bump", "seal"])?;
+            exchange(&mut conn, SOME)?;
+            home.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+            home.run("conntrack -D -p tcp")?;
+            for (node, end) in [(laptop, "--dport"), (&net.b, "--sport")] {
+                let said = node.refused(&["disable", end, "7000"])?;
+                ensure!(said.contains("plain does not carry it"), "{said}");
+                exchange(&mut conn, SOME)?;
+            }
+            ensure!(laptop.bumps(7000)? == ["seal"] && net.b.bumps(7000)? == ["seal"]);
+            Ok(())
         })
     });
 }
