@@ -82,8 +82,22 @@ pub fn packets(pair: &FlowKey, numbers: Numbers) -> [Vec<u8>; 2] {
 /// Packet with an acknowledgement without data, of these numbers (seq, ack) and time stamps (TSval, TSecr).
 pub(crate) fn acknowledgement(
     pair: &FlowKey,
-    (seq, ack): (SeqNumber, SeqNumber),
+    numbers: (SeqNumber, SeqNumber),
     timestamps: Option<(u32, u32)>,
+) -> Vec<u8> {
+    segment(pair, numbers, (WINDOW, timestamps), &[])
+}
+
+/// Packet with one byte that the other end has already, of these numbers (seq, ack) and with this window.
+pub(crate) fn shown(pair: &FlowKey, numbers: (SeqNumber, SeqNumber), window: u16) -> Vec<u8> {
+    segment(pair, numbers, (window, None), &[0])
+}
+
+fn segment(
+    pair: &FlowKey,
+    (seq, ack): (SeqNumber, SeqNumber),
+    (window, timestamps): (u16, Option<(u32, u32)>),
+    payload: &[u8],
 ) -> Vec<u8> {
     let headers = Headers {
         tuple: *pair,
@@ -94,13 +108,14 @@ pub(crate) fn acknowledgement(
         seq,
         ack,
         flags: flags::ACK,
-        window: WINDOW,
+        window,
         urgent: 0,
         timestamps,
         options: None,
     };
     let mut bytes = vec![0; headers.encoded_len()];
-    headers.write(&mut bytes, 0, 0);
+    headers.write(&mut bytes, payload.len(), 0);
+    bytes.extend(payload);
     let (header, packet) = bytes.split_at_mut(virtio::LEN);
     let header = virtio::VirtioHdr::decode(header.first_chunk().expect("a header was written"));
     let completed = header.is_ok_and(|header| emit::complete_checksum(&header, packet));

@@ -13,6 +13,7 @@ pub mod messages;
 pub mod naming;
 pub mod plausible;
 pub mod rules;
+pub mod shadow;
 pub mod silence;
 pub mod table;
 pub mod telling;

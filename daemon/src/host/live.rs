@@ -48,7 +48,7 @@ impl From<&Live> for Meant {
     }
 }
 
-/// Name of a live connection at its peer, which calls it by other addresses; it was matched (`dibs_switch::matching`).
+/// Name over the wire of a live connection that the two hosts call by different addresses; it was matched (`dibs_switch::matching`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matched {
     /// The peer's index.

@@ -19,6 +19,7 @@ use dibs_config::{Config, PathConfig};
 use dibs_io::{PathSocket, SetupError};
 use dibs_policy::sockets;
 use dibs_settings::{BumpId, left_out};
+use dibs_switch::shadow::Shadow;
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
 use nix::libc;
@@ -42,6 +43,8 @@ pub(crate) struct Host {
     reachable: RefCell<Vec<IpAddr>>,
     /// Live connections that peers call by other addresses.
     matched: RefCell<BTreeMap<FlowKey, Matched>>,
+    /// What those of them that are on a bump show in plain.
+    pub(crate) shadows: RefCell<BTreeMap<FlowKey, Shadow>>,
     /// Networks that the peers' prefixes leave out.
     left_out: Vec<IpNet>,
     /// Networks that peers do not reach in this host's name.
@@ -67,6 +70,7 @@ impl Host {
             reachable: RefCell::new(inventory.reachable(&config.paths)),
             inventory: RefCell::new(inventory),
             matched: RefCell::default(),
+            shadows: RefCell::default(),
             links: Links::new(config.paths.len()),
             config,
         }
@@ -88,7 +92,8 @@ impl Host {
         self.matched.borrow()
     }
 
-    /// Notes that a peer calls a connection otherwise, and tells the data path.
+    /// Notes that a peer calls a connection otherwise, and tells the data path. The host whose name goes over the wire notes
+    /// that as well: the name there is its own.
     ///
     /// # Errors
     /// There is no data path.
@@ -97,7 +102,10 @@ impl Host {
         let is_same = |other: &Matched| (other.peer, other.theirs) == (known.peer, known.theirs);
         matched.retain(|_, other| !is_same(other));
         matched.insert(pair, known);
-        self.driver.match_names(known.peer, pair, known.theirs)
+        match known.theirs == pair {
+            true => Ok(()),
+            false => self.driver.match_names(known.peer, pair, known.theirs),
+        }
     }
 
     /// Forgets the peer's name of a connection that is over.
@@ -105,6 +113,7 @@ impl Host {
     /// # Errors
     /// As of [`match_names`](Self::match_names).
     pub(crate) fn forget_match(&self, pair: &FlowKey) -> Result<(), Gone> {
+        self.shadows.borrow_mut().remove(pair);
         match self.matched.borrow_mut().remove(pair) {
             Some(known) => self.driver.forget_match(known.peer, *pair),
             None => Ok(()),

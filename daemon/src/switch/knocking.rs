@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::iter;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
 use dibs_io::{PacketEar, PacketSender};
-use dibs_policy::sockets;
+use dibs_policy::sockets::{self, TcpSocket};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Socket};
 use dibs_switch::engine::asks;
@@ -19,6 +21,7 @@ use dibs_switch::engine::rules::Kept;
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::matching::{self, Search, Stand};
 use dibs_switch::messages::{Answer, Body, MAX_MATCHES, Named, Outcome, Unanswered};
+use dibs_switch::shadow::{self, Shadow};
 use dibs_wire::{FlowKey, SeqNumber};
 use futures_util::future::{join_all, select_all};
 use nix::net::if_::if_nametoindex;
@@ -28,13 +31,18 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::data::bumps::marks;
 use crate::host::live::{Live, Matched};
 use crate::host::process::{instant, now};
+use crate::kernel::connections;
 use crate::rulebook::state_file::SavedMatch;
-use crate::switch::{Daemon, steering};
+use crate::switch::{Daemon, Task, steering};
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
 /// Time before the kernel is asked again.
 const SOLICIT_EVERY: Duration = Duration::from_millis(600);
+/// Between two looks at how far connections have moved on bumps.
+const SHOWN_EACH: Duration = Duration::from_millis(50);
+/// Between two looks at which connections are shown in plain.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -56,6 +64,7 @@ pub(crate) async fn knock(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyho
         return Ok(refused);
     }
     let plain = Plain::open(daemon, meant.iter().map(|conn| &conn.pair))?;
+    ask_shadows(daemon, meant.iter().map(|conn| &conn.pair));
     let begin = now();
     let start = |conn: &Meant| (conn.pair, Knock::ask(begin, numbers[&conn.pair]));
     let mut knocks: Knocks = meant.iter().map(start).collect();
@@ -104,6 +113,7 @@ pub(crate) async fn hear(
         return Ok(replies);
     }
     let plain = Plain::open(daemon, heard.keys())?;
+    ask_shadows(daemon, heard.keys());
     let bumped = heard.iter().filter(|(_, (_, is_bumped))| *is_bumped);
     let bumped: Vec<FlowKey> = bumped.map(|(pair, _)| *pair).collect();
     let numbers = numbers_of(daemon, &bumped).await?;
@@ -223,7 +233,19 @@ pub(crate) async fn match_names(
         tokio::select! {
             answers = &mut asked => {
                 let named = conns.iter().map(|(pair, _)| *pair);
-                return Ok(named.zip(answers.into_iter().flatten()).collect());
+                let answers: BTreeMap<FlowKey, Answer> = named.zip(answers.into_iter().flatten()).collect();
+                for live in lives {
+                    if matches!(answers.get(&live.pair), Some(Ok((Outcome::Done, _)))) {
+                        let theirs = live.pair;
+                        let known = Matched { peer, theirs, socket: live.socket };
+                        daemon.host.match_names(live.pair, known)?;
+                        let shadow = Shadow::new(live.counts.window_scale, plain_at(&conns, &live.pair));
+                        daemon.host.shadows.borrow_mut().insert(live.pair, shadow);
+                    }
+                }
+                daemon.save_or_warn();
+                daemon.wakers.wake(Task::Shadow);
+                return Ok(answers);
             }
             () = until(due) => {}
         }
@@ -244,22 +266,32 @@ pub(crate) async fn answer_match(
             return vec![(Outcome::Failed, 0); conns.len()];
         }
     };
-    let outcome = |name: &Result<_, Outcome>| (name.err().unwrap_or(Outcome::Done), 0);
-    let outcomes = found.iter().map(|(name, _)| outcome(name)).collect();
+    let outcome =
+        |found: &Result<_, Outcome>| (found.as_ref().err().copied().unwrap_or(Outcome::Done), 0);
+    let outcomes = found.iter().map(outcome).collect();
     let mut is_new = false;
-    for ((name, socket), (theirs, _)) in found.into_iter().zip(conns) {
-        let Ok(pair) = name else { continue };
+    for (found, (theirs, _)) in found.into_iter().zip(conns) {
+        let Ok(Found {
+            pair,
+            socket,
+            shadow,
+        }) = found
+        else {
+            continue;
+        };
         let known = Matched {
             peer,
             theirs: theirs.reversed(),
             socket,
         };
+        daemon.host.shadows.borrow_mut().insert(pair, shadow);
         is_new |= daemon.host.matched().get(&pair) != Some(&known);
         // Without the data path nothing moves.
         let _ = daemon.host.match_names(pair, known);
     }
     if is_new {
         daemon.save_or_warn();
+        daemon.wakers.wake(Task::Shadow);
         if !daemon.state.borrow().installed.is_empty() {
             daemon
                 .events
@@ -269,12 +301,26 @@ pub(crate) async fn answer_match(
     outcomes
 }
 
-/// Names here of connections that a peer shows, with their sockets; or why there is none.
+/// A connection here that a peer showed.
+struct Found {
+    pair: FlowKey,
+    socket: Socket,
+    shadow: Shadow,
+}
+
+/// Where a connection stood when it left plain.
+fn plain_at(stands: &[(FlowKey, Stand)], pair: &FlowKey) -> Option<shadow::Numbers> {
+    let (_, stand) = stands.iter().find(|(known, _)| known == pair)?;
+    let (given, acked) = (SeqNumber::new(stand.seq), SeqNumber::new(stand.ack));
+    Some(shadow::Numbers { given, acked })
+}
+
+/// Connections here that a peer shows; or why there is none.
 async fn find_names(
     daemon: &Daemon,
     peer: usize,
     conns: &[(FlowKey, Stand)],
-) -> anyhow::Result<Vec<(Result<FlowKey, Outcome>, Socket)>> {
+) -> anyhow::Result<Vec<Result<Found, Outcome>>> {
     let mut search = Search::new(conns.iter().map(|(_, stand)| stand.shown()).collect());
     let mut ears = Vec::new();
     for is_v4 in [true, false] {
@@ -311,17 +357,137 @@ async fn find_names(
     let candidates = Vec::from_iter(search.candidates());
     let found = sockets::find(&candidates).await?.into_iter();
     let is_free = |pair: &FlowKey| daemon.host.peer_of(pair).is_none_or(|known| known == peer);
-    let found: BTreeMap<FlowKey, Socket> = found
+    let found: BTreeMap<FlowKey, TcpSocket> = found
         .filter(|socket| is_free(&socket.key))
-        .map(|socket| (socket.key, Socket(socket.cookie as u32)))
+        .map(|socket| (socket.key, socket))
         .collect();
     let stands = stands_of(daemon, &found.keys().copied().collect()).await?;
+    let listed: Vec<(FlowKey, Stand)> =
+        stands.iter().map(|(pair, stand)| (*pair, *stand)).collect();
     let name = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
-        let name = search.name(index, asking, &stands);
-        let socket = name.ok().and_then(|pair| found.get(&pair)).copied();
-        (name, socket.unwrap_or(Socket::UNKNOWN))
+        let pair = search.name(index, asking, &stands)?;
+        let socket = &found[&pair];
+        let scale = socket
+            .counts
+            .as_ref()
+            .map_or(0, |counts| counts.window_scale);
+        Ok(Found {
+            pair,
+            socket: Socket(socket.cookie as u32),
+            shadow: Shadow::new(scale, plain_at(&listed, &pair)),
+        })
     };
     Ok(conns.iter().enumerate().map(name).collect())
+}
+
+/// Shows connections in plain that the two hosts call by different addresses while they are on a bump, so that routers do
+/// not lose track of them.
+pub(crate) async fn keep_shadows(daemon: Rc<Daemon>) {
+    loop {
+        if daemon.host.matched().is_empty() {
+            daemon.wakers.woken(Task::Shadow).await;
+        }
+        match Shown::look(&daemon).await {
+            Ok(shown) if !shown.pairs.is_empty() => shown.keep(&daemon).await,
+            Ok(_) => sleep(SHOWN_EACH).await,
+            Err(error) => {
+                tracing::debug!("cannot show connections in plain: {error:#}");
+                sleep(LOOK_AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Connections that are shown in plain until the next look at which those are.
+struct Shown {
+    pairs: BTreeSet<FlowKey>,
+    plain: Plain,
+}
+
+impl Shown {
+    /// Looks which are on a bump, but for those of which a rule requires that nothing be seen in plain.
+    async fn look(daemon: &Daemon) -> anyhow::Result<Self> {
+        let is_bumped = |pair: &&FlowKey| {
+            let state = daemon.state.borrow();
+            let bump = state.conns.get(pair).marked();
+            daemon.bumps.inside(bump).is_some()
+        };
+        let bumped: Vec<FlowKey> = {
+            let matched = daemon.host.matched();
+            matched.keys().filter(is_bumped).copied().collect()
+        };
+        let lives = match bumped.is_empty() {
+            true => HashMap::new(),
+            false => connections::sockets_of(&daemon.kernel, &bumped).await?,
+        };
+        let state = daemon.state.borrow();
+        let may_show = |live: &&Live| state.ruling(live).requirement().is_none();
+        let shows: Vec<&Live> = lives.values().filter(may_show).collect();
+        let pairs: BTreeSet<FlowKey> = shows.iter().map(|live| live.pair).collect();
+        let mut shadows = daemon.host.shadows.borrow_mut();
+        for live in shows {
+            let shadow = || Shadow::new(live.counts.window_scale, None);
+            shadows.entry(live.pair).or_insert_with(shadow);
+        }
+        // In plain the routers see the connection itself.
+        shadows.retain(|pair, shadow| pairs.contains(pair) || shadow.heard_at().is_none());
+        let plain = Plain::open(daemon, pairs.iter())?;
+        Ok(Self { pairs, plain })
+    }
+
+    /// Shows them for a while.
+    async fn keep(&self, daemon: &Daemon) {
+        let end = Instant::now() + LOOK_AGAIN;
+        while Instant::now() < end {
+            // Without the data path nothing moves.
+            let Ok((_, conns)) = daemon.driver.conns().await else {
+                return;
+            };
+            self.show(daemon, &conns);
+            tokio::select! {
+                (bytes, interface) = next_packet(&self.plain.ears) => {
+                    let heard = shadow::Numbers::read(&bytes);
+                    let heard = heard.filter(|_| !self.plain.bumps.contains(&interface));
+                    if let Some((pair, numbers)) = heard
+                        && let Some(shadow) = daemon.host.shadows.borrow_mut().get_mut(&pair)
+                    {
+                        shadow.handle_heard(numbers, now());
+                    }
+                }
+                () = sleep(SHOWN_EACH) => {}
+            }
+        }
+    }
+
+    /// Shows what is due.
+    fn show(&self, daemon: &Daemon, conns: &[ConnSnapshot]) {
+        let mut latest: BTreeMap<FlowKey, &ConnSnapshot> = BTreeMap::new();
+        for conn in conns.iter().filter(|conn| self.pairs.contains(&conn.tuple)) {
+            let known = latest.entry(conn.tuple).or_insert(conn);
+            if known.last_seen <= conn.last_seen {
+                *known = conn;
+            }
+        }
+        let (mut shadows, at) = (daemon.host.shadows.borrow_mut(), now());
+        for (pair, conn) in latest {
+            if let Some(((_, acked), given)) = conn.stands.zip(conn.given)
+                && let Some(shadow) = shadows.get_mut(&pair)
+                && let Some(numbers) = shadow.poll(shadow::Numbers { given, acked }, at)
+            {
+                self.plain.senders.send(&pair, &numbers.packet(&pair));
+            }
+        }
+    }
+}
+
+/// Has routers hear of all of these connections, which are about to go to plain.
+fn ask_shadows<'a>(daemon: &Daemon, pairs: impl Iterator<Item = &'a FlowKey>) {
+    let mut shadows = daemon.host.shadows.borrow_mut();
+    for pair in pairs {
+        if let Some(shadow) = shadows.get_mut(pair) {
+            shadow.ask(now());
+        }
+    }
 }
 
 /// Takes up connections that peers call by other addresses, as an earlier run left them.

@@ -430,11 +430,13 @@ pub(crate) enum Task {
     Silence,
     /// Looks up the names of endpoints.
     Names,
+    /// Shows connections in plain.
+    Shadow,
 }
 
 impl Task {
     /// Number of tasks: the last one stands here.
-    const COUNT: usize = Self::Names as usize + 1;
+    const COUNT: usize = Self::Shadow as usize + 1;
 }
 
 /// One of them for each [`Task`].

@@ -19,6 +19,8 @@ use nix::sys::signal::Signal;
 
 /// Bytes of an exchange.
 const SOME: usize = 200_000;
+/// Bytes of many windows.
+const MUCH: usize = 30_000_000;
 /// Bytes that fit into every window, so that routers that follow the numbers know the connection still.
 const FEW: usize = 2_000;
 /// The port that connections come from, on both laptops.
@@ -184,6 +186,50 @@ fn what_a_router_has_forgotten_stays_on_its_bump() {
                 exchange(&mut conn, SOME)?;
             }
             ensure!(laptop.bumps(7000)? == ["seal"] && net.b.bumps(7000)? == ["seal"]);
+            Ok(())
+        })
+    });
+}
+
+/// Far more than a window goes by the bump, which routers that drop what they take for invalid do not see.
+#[test]
+fn the_way_back_stays_open_through_routers_that_follow_the_numbers() {
+    isolated(|| {
+        Homes::run(|net| {
+            for router in net.homes.iter().chain([&net.internet]) {
+                router.shell(
+                    "nft add table ip strict\n\
+                     nft 'add chain ip strict forward { type filter hook forward priority -10; }'\n\
+                     nft add counter ip strict plain\n\
+                     nft add rule ip strict forward ct state invalid drop\n\
+                     nft add rule ip strict forward tcp sport 7000 counter name plain\n\
+                     nft add rule ip strict forward tcp dport 7000 counter name plain",
+                )?;
+            }
+            let mut conn = net.connect(0, FROM, 7000)?;
+            exchange(&mut conn, SOME)?;
+            let laptop = &net.laptops[0];
+            for round in [&net.b, laptop] {
+                laptop.ctl(&["enable", "--dport", "7000", "--bump", "seal"])?;
+                laptop.wait_locked(7000)?;
+                net.internet.run("nft reset counter ip strict plain")?;
+                for _ in 0..MUCH / SOME {
+                    exchange(&mut conn, SOME)?;
+                }
+                let seen = net.internet.run("nft -j list counter ip strict plain")?;
+                let seen: serde_json::Value = serde_json::from_str(&seen)?;
+                let bytes = seen["nftables"][1]["counter"]["bytes"].as_u64();
+                let bytes = bytes.with_context(|| format!("{seen}"))?;
+                ensure!(bytes < MUCH as u64 / 1000, "{bytes} bytes in plain");
+                let end = if std::ptr::eq(round, laptop) {
+                    "--dport"
+                } else {
+                    "--sport"
+                };
+                round.ctl(&["disable", end, "7000"])?;
+                ensure!(laptop.bumps(7000)? == ["plain"] && net.b.bumps(7000)? == ["plain"]);
+                exchange(&mut conn, SOME)?;
+            }
             Ok(())
         })
     });

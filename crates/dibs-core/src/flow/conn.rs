@@ -453,10 +453,14 @@ impl Conn {
         }
     }
 
+    /// Behind the bytes that the local kernel was given an acknowledgement of; none where it uses no time stamps.
+    pub fn given(&self) -> Option<SeqNumber> {
+        self.inc.as_ref()?.ack_floor.ack()
+    }
+
     /// Bytes that the local kernel has sent and was given no acknowledgement of; none where it uses no time stamps.
     pub fn under_way(&self) -> usize {
-        let given = self.inc.as_ref().and_then(|inc| inc.ack_floor.ack());
-        let bytes = { self.sent_end.zip(given) }.map(|(end, ack)| end.distance_from(ack));
+        let bytes = { self.sent_end.zip(self.given()) }.map(|(end, ack)| end.distance_from(ack));
         bytes.map_or(0, |bytes| usize::try_from(bytes).unwrap_or(0))
     }
 

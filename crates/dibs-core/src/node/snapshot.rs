@@ -87,6 +87,8 @@ pub struct ConnSnapshot {
     pub opened: bool,
     /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
     pub stands: Option<(SeqNumber, SeqNumber)>,
+    /// Behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
+    pub given: Option<SeqNumber>,
     /// Counters.
     pub stats: ConnStats,
     /// Payload bytes by local path.
@@ -158,6 +160,7 @@ impl Node {
                     spoke: conn.spoke,
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
+                    given: conn.given(),
                     stats: conn.stats,
                     by_path: conn.by_path.clone(),
                 })

@@ -1,0 +1,359 @@
+//! Shadow of a connection in plain while it is on a bump, so that routers on the way do not lose track of it.
+//!
+//! A router that translates addresses follows TCP's numbers, and takes for invalid what is further than a window from what it has
+//! seen. So each end shows now and then, in plain, where its kernel stands: one byte that the other kernel has acknowledged already, and so
+//! never takes for data. A router lets only pass what fits what it saw of the other end (Linux, `tcp_in_window` in
+//! net/netfilter/nf_conntrack_proto_tcp.c). So an end says no more than fits what it has heard of the other one, and the two go on
+//! in steps of a window until both have said all.
+
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_wire::SeqNumber;
+use dibs_wire::packet::{self, FlowKey, Packet, flags};
+
+use crate::knock;
+
+/// Window that a shadow shows, which the connection shifts by its scale.
+pub const WINDOW: u16 = u16::MAX;
+/// Time after which it is shown again although nothing moved: routers forget a connection that is idle for four minutes.
+pub const AT_LEAST_EACH: Duration = Duration::from_secs(110);
+/// Time in which the other end is heard, or plain is closed.
+pub const HEARD_WITHIN: Duration = Duration::from_secs(240);
+/// Bytes by which the first shadow acknowledges less than the kernel has. Linux's conntrack takes what is up to 66,000 bytes behind
+/// what it has seen (MAXACKWINDOW).
+const BEHIND: u32 = 64_000;
+/// Bytes beyond what was acknowledged in plain that the first shadow shows, at most.
+const FIRST_WINDOW: u32 = 16_000;
+/// Time before the same is shown again to an end that is not heard.
+const REPEAT_AFTER: Duration = Duration::from_millis(300);
+/// Repetitions of that.
+const REPETITIONS: u32 = 4;
+/// Time for the routers to hear of all of it.
+const ASKED_FOR: Duration = Duration::from_secs(4);
+
+/// Numbers of one end: what the other kernel has acknowledged of its bytes, and what its kernel has acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// Number behind the bytes of this end that the other kernel has acknowledged.
+    pub given: SeqNumber,
+    /// Number behind the bytes of the other end that the kernel here has acknowledged.
+    pub acked: SeqNumber,
+}
+
+impl Numbers {
+    /// The shadow as a packet of the connection.
+    pub fn packet(self, pair: &FlowKey) -> Vec<u8> {
+        knock::shown(pair, (self.given.add(u32::MAX), self.acked), WINDOW)
+    }
+
+    /// Connection, as the host sends that hears it, and the numbers of the end that showed it.
+    pub fn read(bytes: &[u8]) -> Option<(FlowKey, Self)> {
+        let Ok(Packet::Tcp(segment)) = packet::parse(bytes) else {
+            return None;
+        };
+        let numbers = Self {
+            given: segment.seq.add(1),
+            acked: segment.ack,
+        };
+        let is_shadow = segment.flags == flags::ACK && segment.payload.len() == 1;
+        is_shadow.then_some((segment.tuple.reversed(), numbers))
+    }
+}
+
+/// One end's part.
+#[derive(Clone, Debug)]
+pub struct Shadow {
+    /// Bytes that the other end's shown window stands for.
+    window: u32,
+    shown: Option<(Numbers, Time)>,
+    repeated: u32,
+    /// Numbers of the other end that the routers know.
+    heard: Option<Numbers>,
+    heard_at: Option<Time>,
+    /// Something came that is not answered yet.
+    is_answer_due: bool,
+    /// Time at which the routers were to know all of it.
+    asked: Option<Time>,
+}
+
+impl Shadow {
+    /// Shadow of a connection whose other end shifts its windows by `scale` (RFC 7323). `plain`: where this end stood when
+    /// it left plain, if that is known.
+    pub fn new(scale: u8, plain: Option<Numbers>) -> Self {
+        Self {
+            window: u32::from(WINDOW) << scale.min(14),
+            shown: None,
+            repeated: 0,
+            heard: plain.map(|Numbers { given, acked }| Numbers {
+                given: acked,
+                acked: given,
+            }),
+            heard_at: None,
+            is_answer_due: false,
+            asked: None,
+        }
+    }
+
+    /// The other end was heard in plain.
+    pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
+        self.is_answer_due |= self.heard != Some(numbers);
+        self.heard = Some(numbers);
+        self.heard_at = Some(now);
+        self.repeated = 0;
+    }
+
+    /// The connection is about to go to plain: the routers are to know all of it.
+    pub fn ask(&mut self, now: Time) {
+        self.asked = Some(now);
+        self.repeated = 0;
+    }
+
+    /// When the other end was last heard.
+    pub fn heard_at(&self) -> Option<Time> {
+        self.heard_at
+    }
+
+    /// Numbers that are to be shown now, of an end that stands so.
+    pub fn poll(&mut self, stands: Numbers, now: Time) -> Option<Numbers> {
+        let next = self.within_window(stands);
+        let is_asked = self.asked.is_some_and(|at| now.since(at) < ASKED_FOR);
+        let answers = std::mem::take(&mut self.is_answer_due);
+        if let Some((shown, at)) = self.shown {
+            let far = |end: Numbers| {
+                let bytes = |to: SeqNumber, from| to.distance_from(from).unsigned_abs();
+                let moved = bytes(end.given, shown.given).max(bytes(end.acked, shown.acked));
+                moved >= self.window / 2
+            };
+            let goes_on = next != shown && (far(next) || answers || is_asked);
+            // The last one was lost, or the other end's.
+            let is_stuck = next == shown && (far(stands) || is_asked && stands != shown);
+            let again = is_stuck && now.since(at) >= REPEAT_AFTER && self.repeated < REPETITIONS;
+            if !goes_on && !again && now.since(at) < AT_LEAST_EACH {
+                return None;
+            }
+            self.repeated = if next == shown { self.repeated + 1 } else { 0 };
+        }
+        self.shown = Some((next, now));
+        Some(next)
+    }
+
+    /// As much of it as fits what was heard.
+    fn within_window(&self, stands: Numbers) -> Numbers {
+        let Some(heard) = self.heard else {
+            // Something may have gone by the bump already.
+            let acked = stands.acked.add(u32::MAX - BEHIND + 1);
+            let first = Numbers { acked, ..stands };
+            return self.shown.map_or(first, |(shown, _)| shown);
+        };
+        let window = match self.heard_at {
+            Some(_) => self.window,
+            // The windows that were seen in plain may be small.
+            None => FIRST_WINDOW,
+        };
+        let least = |a: SeqNumber, b: SeqNumber| if a.is_after(b) { b } else { a };
+        Numbers {
+            given: least(stands.given, heard.acked.add(window)),
+            acked: least(stands.acked, heard.given),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conns::tests::pair;
+
+    const START: Time = Time::from_nanos(1_000_000_000_000);
+    const TICK: Duration = Duration::from_millis(100);
+    const SCALE: u8 = 7;
+    /// Numbers at which both ends are when the connection leaves plain.
+    const BASE: i64 = 1_000_000;
+
+    /// What Linux's conntrack keeps of each end (`struct ip_ct_tcp_state`).
+    #[derive(Clone, Copy, Debug)]
+    struct Side {
+        end: i64,
+        max_end: i64,
+        max_window: i64,
+    }
+
+    /// A router that saw the connection go on in plain, up to [`BASE`] of both ends.
+    struct Router([Side; 2]);
+
+    impl Router {
+        fn new() -> Self {
+            Self(
+                [Side {
+                    end: BASE,
+                    max_end: BASE + 64_000,
+                    max_window: 64_000,
+                }; 2],
+            )
+        }
+
+        /// True if it takes a segment of this end for valid, as `tcp_in_window` does.
+        fn passes(&mut self, from: usize, (seq, end, ack): (i64, i64, i64), window: i64) -> bool {
+            let (sender, receiver) = (self.0[from], self.0[1 - from]);
+            let is_valid = seq <= sender.max_end
+                && end >= sender.end - receiver.max_window
+                && ack <= receiver.end
+                && ack >= receiver.end - sender.max_window.max(66_000);
+            if is_valid {
+                let (sender, receiver) = (from, 1 - from);
+                let side = &mut self.0[sender];
+                side.max_window = side.max_window.max(window);
+                side.end = side.end.max(end);
+                self.0[receiver].max_end = self.0[receiver].max_end.max(ack + window);
+            }
+            is_valid
+        }
+    }
+
+    /// Two ends of a connection that has moved these bytes of each, and a router between them.
+    struct Ends {
+        shadows: [Shadow; 2],
+        router: Router,
+        moved: [i64; 2],
+        now: Time,
+        shown: usize,
+    }
+
+    impl Ends {
+        fn new() -> Self {
+            let base = SeqNumber::new(BASE as u32);
+            let plain = Numbers {
+                given: base,
+                acked: base,
+            };
+            Self {
+                shadows: [0, 1].map(|_| Shadow::new(SCALE, Some(plain))),
+                router: Router::new(),
+                moved: [BASE; 2],
+                now: START,
+                shown: 0,
+            }
+        }
+
+        fn stands(&self, end: usize) -> Numbers {
+            let number = |moved: i64| SeqNumber::new(moved as u32);
+            Numbers {
+                given: number(self.moved[end]),
+                acked: number(self.moved[1 - end]),
+            }
+        }
+
+        /// Both ends say what they have to say until neither has more.
+        fn tick(&mut self) {
+            self.now = self.now + TICK;
+            for _ in 0..8 {
+                for end in [0, 1] {
+                    let Some(numbers) = self.shadows[end].poll(self.stands(end), self.now) else {
+                        continue;
+                    };
+                    self.shown += 1;
+                    let given = i64::from(numbers.given.raw());
+                    let segment = (given - 1, given, i64::from(numbers.acked.raw()));
+                    if self.router.passes(end, segment, i64::from(WINDOW) << SCALE) {
+                        self.shadows[1 - end].handle_heard(numbers, self.now);
+                    }
+                }
+            }
+        }
+
+        /// True if the connection could go on in plain.
+        fn is_open(&mut self) -> bool {
+            self.shadows
+                .iter_mut()
+                .for_each(|shadow| shadow.ask(self.now));
+            self.tick();
+            self.tick();
+            [0, 1].into_iter().all(|end| {
+                let (given, acked) = (self.moved[end], self.moved[1 - end]);
+                self.router.passes(end, (given, given, acked), 64_000)
+            })
+        }
+    }
+
+    #[test]
+    fn a_router_follows_whoever_sends_and_few_packets_do() {
+        for per_tick in [
+            [10_000_000, 0],
+            [0, 10_000_000],
+            [1_000_000, 2_500_000],
+            [70_000, 10],
+        ] {
+            let mut ends = Ends::new();
+            ends.tick();
+            for _ in 0..30 {
+                for (moved, more) in ends.moved.iter_mut().zip(per_tick) {
+                    *moved += more;
+                }
+                ends.tick();
+            }
+            assert!(ends.is_open(), "{per_tick:?} {:?}", ends.router.0);
+            let bytes: i64 = ends.moved.iter().sum();
+            let cost = ends.shown as i64 * 41;
+            assert!(cost * 1000 < bytes, "{cost} of {bytes}");
+        }
+    }
+
+    /// A fast connection is far beyond its window before the first shadow.
+    #[test]
+    fn a_router_is_caught_up_with_from_where_the_connection_left_plain() {
+        let mut ends = Ends::new();
+        ends.moved = [BASE + 40_000_000, BASE + 25_000_000];
+        for _ in 0..20 {
+            ends.tick();
+        }
+        assert!(ends.is_open(), "{:?}", ends.router.0);
+    }
+
+    #[test]
+    fn without_it_a_router_loses_track() {
+        let mut ends = Ends::new();
+        ends.moved = [11_000_000, 11_000_000];
+        let segment = (11_000_000, 11_000_000, 11_000_000);
+        assert!(!ends.router.passes(0, segment, 64_000) && !ends.router.passes(1, segment, 64_000));
+    }
+
+    #[test]
+    fn an_idle_connection_is_shown_each_two_minutes_and_no_more() {
+        let mut ends = Ends::new();
+        ends.moved = [BASE + 5000, BASE + 5000];
+        (0..10).for_each(|_| ends.tick());
+        let before = ends.shown;
+        (0..600).for_each(|_| ends.tick());
+        assert_eq!(ends.shown, before);
+        (0..600).for_each(|_| ends.tick());
+        assert_eq!(ends.shown, before + 2);
+        assert!(ends.is_open());
+    }
+
+    #[test]
+    fn what_is_not_heard_is_said_again_a_few_times() {
+        let mut shadow = Shadow::new(0, None);
+        let stands = Numbers {
+            given: SeqNumber::new(9),
+            acked: SeqNumber::new(5),
+        };
+        assert!(shadow.poll(stands, START).is_some());
+        let far = Numbers {
+            given: SeqNumber::new(900_000),
+            ..stands
+        };
+        let said = (1..100).filter(|tick| shadow.poll(far, START + TICK * *tick).is_some());
+        assert_eq!(said.count(), REPETITIONS as usize);
+    }
+
+    #[test]
+    fn a_shadow_comes_back_as_it_was_shown() {
+        let numbers = Numbers {
+            given: SeqNumber::new(9),
+            acked: SeqNumber::new(5),
+        };
+        let bytes = numbers.packet(&pair());
+        assert_eq!(Numbers::read(&bytes), Some((pair().reversed(), numbers)));
+        assert_eq!(bytes.len(), 41);
+    }
+}
