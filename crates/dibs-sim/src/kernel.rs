@@ -290,7 +290,8 @@ impl Kernel {
     /// to; if both ends do so, neither accepts the other's any more. A bare acknowledgement carries
     /// the highest number sent, as in 4.4BSD.
     fn finish(&mut self, now: Time, packet: Vec<u8>) -> Vec<u8> {
-        let Some(believed) = offload::tcp(&packet).map(|s| track::end(&s)) else {
+        let believed = offload::tcp(&packet).map(|s| (track::end(&s), s.has(flags::FIN)));
+        let Some((believed, ends)) = believed else {
             return packet;
         };
         let packet = self.within_window(packet);
@@ -329,8 +330,9 @@ impl Kernel {
             });
         }
         track.ours = s.window;
-        if s.has(flags::FIN) {
-            track.fin.get_or_insert((s.seq.add(len), 0));
+        // Also of a FIN that lies beyond the window and is cut off.
+        if ends {
+            track.fin.get_or_insert((believed.add(u32::MAX), 0));
         }
         let pushed = s.flags & (flags::PSH | flags::FIN) != 0;
         if len == 1 && s.payload[0] == 0 && s.seq.add(1) == track.sent && !pushed {

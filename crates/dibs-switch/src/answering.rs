@@ -135,13 +135,12 @@ impl Wanted {
         conns.update(&pair, |conn| {
             let judged = self.judge_one(conn, pair, version, here);
             if matches!(judged, Err(Refusal::Older(_))) {
-                match here.required {
-                    _ if self.switch.explicit => conn.telling.tell_later(conn.choice.get(), now),
+                match here.required.filter(|_| !self.switch.explicit) {
+                    None => conn.telling.tell_later(conn.choice.get(), now),
                     // What is chosen is overruled here: the peer did not say so before, for a rule of its own.
-                    Some(_) => {
-                        (conn.telling).handle_moved(here.required, Err(Unanswered::NotAsked), now)
+                    required => {
+                        (conn.telling).handle_moved(required, Err(Unanswered::NotAsked), now)
                     }
-                    None => {}
                 }
             }
             judged
@@ -197,7 +196,8 @@ impl Wanted {
         if let Some(refusal) = following.refusal {
             // Once the rule here is gone it goes where a rule of the peer wants it.
             let is_word = is_word || !switch.explicit && switch.bump.is_none();
-            if is_word && handed.is_none_or(|handed| handed.by == Hand::Peer) {
+            let is_free = |to: Handed| matches!(to.by, Hand::Peer | Hand::Kept);
+            if is_word && handed.is_none_or(is_free) {
                 let (wanted, by) = (switch.bump.filter(|_| version.generation > 0), Hand::Peer);
                 conn.hand_over(wanted.map(|bump| Handed { bump, by }));
             }
@@ -501,16 +501,36 @@ mod tests {
         }
     }
 
+    /// Plain did not carry it, and a rule has come here since (seed 340001792).
+    #[test]
+    fn a_rule_of_the_peer_is_noted_beside_a_rule_here() {
+        let mut conns = ConnTable::default();
+        let [kept, wanted] = [(2, Hand::Kept), (1, Hand::Peer)].map(|(number, by)| Handed {
+            bump: bump(number),
+            by,
+        });
+        conns.update(&pair(), |conn| conn.hand_over(Some(kept)));
+        let here = Here {
+            ruled: Some(kept.bump),
+            ..HERE
+        };
+        let judged = judge(&mut conns, ruled(1), 1, Some(here));
+        assert_eq!(judged.err(), Some(Refusal::OwnRule(kept.bump)));
+        assert_eq!(conns.get(&pair()).handed(), Some(wanted));
+    }
+
     /// Rules of both hosts want one bump by now, and the choice for another was made before (seed 320002143).
     #[test]
     fn a_choice_is_to_go_that_a_rule_overrules_and_the_peer_does_not_know() {
-        for (required, due) in [(None, None), (BumpId::new(3), Some(NOW + TELL_AGAIN))] {
+        let later = Some(NOW + TELL_AGAIN);
+        for (required, due, told) in [(None, None, later), (BumpId::new(3), later, None)] {
             let mut conns = ConnTable::default();
             assert!(judge(&mut conns, chosen(1), 3, Some(HERE)).is_ok());
             let here = Here { required, ..HERE };
             let judged = judge(&mut conns, ruled(3), 1, Some(here));
             assert_eq!(judged.err(), Some(Refusal::Older(3)));
-            assert_eq!(conns.get(&pair()).telling.moved_due(), due);
+            let telling = &conns.get(&pair()).telling;
+            assert_eq!((telling.moved_due(), telling.due()), (due, told));
         }
     }
 

@@ -302,8 +302,12 @@ impl Negotiation {
 
     /// True if nothing has ended a move by no choice.
     fn is_moving(&self, conns: &ConnTable) -> bool {
+        conns.get(&self.conn.pair).moving == Some(self.moving())
+    }
+
+    fn moving(&self) -> Moving {
         let (bump, ruled) = (self.bump, self.ruled);
-        conns.get(&self.conn.pair).moving == Some(Moving { bump, ruled })
+        Moving { bump, ruled }
     }
 
     /// Decides what becomes of it. A peer that could not follow a rule is asked [again](crate::telling).
@@ -316,7 +320,7 @@ impl Negotiation {
                 None if self.is_moving(conns) || matches!(answer, Ok((Outcome::Done, _))) => {
                     let note = |conn: &mut Conn| {
                         if let Ok((Outcome::Done, _)) = answer {
-                            conn.forget_peer_elsewhere(self.bump);
+                            conn.take_from_peer(self.moving());
                         }
                         conn.telling.handle_moved(self.bump, answer, now);
                     };

@@ -86,10 +86,15 @@ impl Conn {
         self.handed = to;
     }
 
-    /// Forgets where rules of the peer wanted it, unless that is this bump: the peer has given that up.
-    pub fn forget_peer_elsewhere(&mut self, bump: Option<BumpId>) {
-        let stays = |to: &Handed| to.by != Hand::Peer || Some(to.bump) == bump;
-        self.handed = self.handed.filter(stays);
+    /// Forgets where the peer had it: the peer has given that up for this move.
+    pub fn take_from_peer(&mut self, Moving { bump, ruled }: Moving) {
+        let by = Hand::Other;
+        if self
+            .handed
+            .is_some_and(|to| to.by == Hand::Peer && Some(to.bump) != bump)
+        {
+            self.handed = bump.filter(|_| !ruled).map(|bump| Handed { bump, by });
+        }
     }
 
     /// Notes that the connection was to go to plain by rules, and stays on this bump, because of this answer of the peer.
@@ -147,7 +152,8 @@ impl Conn {
 
     /// True if a mark is as our record has it, or as the kernel's rules make it.
     pub fn knows(&self, mark: SeenMark) -> bool {
-        if self.moving.is_some() && !self.is_chosen_elsewhere(mark) {
+        let moves = self.moving.is_some() && self.choice.get().is_none();
+        if moves && !self.is_chosen_elsewhere(mark) {
             return true;
         }
         let written = self
@@ -157,7 +163,7 @@ impl Conn {
             // What stood before, while the peer is asked.
             (Some(choice), false) => choice.pending,
             // Another choice than these is another program's, and later.
-            (Some(choice), true) => mark.bump == choice.bump || written,
+            (Some(choice), true) => written || mark.bump == choice.bump && !choice.pending,
             (None, true) => mark.bump.is_none() && self.left.is_some(),
             (None, false) if written => true,
             (None, false) => match (mark.bump, self.handed) {
@@ -167,10 +173,10 @@ impl Conn {
         }
     }
 
-    /// True if this mark takes it off its bump, and that is not our own doing.
+    /// True if this mark takes it off a bump, and that is not our own doing.
     pub fn is_taken_off(&self, mark: SeenMark) -> bool {
         let is_ours = self.moving.is_some() || self.choice.get().is_some();
-        self.followed.is_some() && mark.bump.is_none() && !mark.chosen && !is_ours
+        mark.bump.is_none() && !mark.chosen && !is_ours
     }
 
     /// True if a mark is a choice of another program that we have not taken up yet: neither the known mark nor the one

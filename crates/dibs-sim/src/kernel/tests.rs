@@ -111,6 +111,31 @@ fn one_of_two_is_lost(side: &mut Side) -> Vec<u8> {
     answer.expect("the first segment was acknowledged")
 }
 
+/// A fast retransmission held a FIN beyond the window, which was cut off and never sent again (seed 330007101).
+#[test]
+fn a_fin_that_was_cut_off_is_sent_again() {
+    let mut side = Side::connected();
+    side.socket(0).set_nagle_enabled(false);
+    let mut answer = None;
+    let mut narrow = |from, packet: Vec<u8>| {
+        let narrow = offload::rewrite(&packet, |headers, _| headers.window = 1);
+        if from == 0 {
+            return Some(packet);
+        }
+        answer = Some(narrow.clone());
+        Some(narrow)
+    };
+    side.socket(0).send_slice(&[1]).unwrap();
+    side.run(100, &mut narrow);
+    side.socket(0).send_slice(&[1; 2]).unwrap();
+    side.socket(0).close();
+    side.run(1, &mut |_, _| None);
+    side.kernels[0].repeat(answer);
+    side.run(20_000, &mut |_, packet| Some(packet));
+    assert_eq!(side.arrived(), 3);
+    assert_eq!(side.socket(0).state(), tcp::State::FinWait2);
+}
+
 /// Somebody asks for an answer by a segment whose numbers are old: smoltcp does not take its window (seeds
 /// 957840, 996150).
 #[test]

@@ -269,10 +269,10 @@ impl Host {
         self.found.borrow().get(pair).map(|found| found.socket)
     }
 
-    /// Connections that are alive and speak.
+    /// Connections that are alive and speak, or will: one whose socket still listens is [found](Machine::find), too.
     pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
-        let speaking = found.iter().filter(|(_, found)| found.speaks);
+        let speaking = { found.iter() }.filter(|(_, found)| found.speaks || found.opens);
         let live = |(pair, found): (&FlowKey, &Found)| {
             let (pair, socket) = (*pair, found.socket);
             Live(Meant { pair, socket })

@@ -244,3 +244,25 @@ fn what_is_taken_off_the_bump_of_a_rule_is_put_back_at_once() {
     assert!(report.coverage.get(Seen::MarkedByHand) > 0);
     assert!(report.coverage.get(Seen::PlainRefused) > 0);
 }
+
+/// One end gave up what was chosen for what the other required, and that rule ended before the other chose so, too: what was
+/// chosen counted again at one end alone (seed 340001107).
+#[test]
+fn a_choice_that_counts_again_is_told_to_the_peer() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([3000, 3000]))),
+        (at(2000), Op::Choose(0, 0, SCRAMBLE)),
+        (at(3900), Op::Unable(0, Duration::from_millis(400))),
+        (
+            at(4000),
+            Op::Rules(1, vec![rule(Level::Require, bump::SEAL)]),
+        ),
+        (at(4500), Op::Choose(0, 0, SHARE)),
+        (at(4700), Op::Rules(1, vec![])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    for happened in [Seen::OwnRule, Seen::ChoiceLeft] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
+    }
+}

@@ -58,7 +58,7 @@ pub async fn handle_new<M: Machine>(
     let marked = match settled {
         // It has no mark of ours yet, whatever rules set.
         Some(pair) if !entry.mark.chosen => restore(m, pair, false).await.map(|()| None),
-        _ => handle_mark(m, ends, entry, false).await,
+        _ => handle_mark(m, ends, entry, None).await,
     };
     m.conns(|conns| conns.update_each(ends, |conn| conn.ended = false));
     marked
@@ -73,9 +73,9 @@ pub async fn handle_update<M: Machine>(
     ends: &Ends,
     entry: Entry,
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
-    let taken_off = m.conns(|conns| conns.either(ends).is_taken_off(entry.mark));
+    let had = m.conns(|conns| conns.either(ends).followed());
     m.note_followed(ends, entry.mark.bump).await;
-    handle_mark(m, ends, entry, taken_off).await
+    handle_mark(m, ends, entry, had).await
 }
 
 /// The entry of a connection is gone: it is made again if the connection is chosen or follows, and goes on.
@@ -109,7 +109,7 @@ pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Faul
     for (ends, entry) in &entries {
         m.note_followed(ends, entry.mark.bump).await;
         if entry.mark.chosen {
-            marked.extend(handle_mark(m, ends, *entry, false).await?);
+            marked.extend(handle_mark(m, ends, *entry, None).await?);
         }
     }
     let chosen: Vec<FlowKey> = m.conns(|conns| conns.choices().map(|(pair, _)| pair).collect());
@@ -210,15 +210,18 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
 }
 
 /// A mark that says otherwise than the record was set by another program. Returns it, if it is to be followed.
-/// `taken_off`: the connection was on a bump before.
+/// `had`: the bump that the kernel had the connection on before.
 async fn handle_mark<M: Machine>(
     m: &M,
     ends: &Ends,
     entry: Entry,
-    taken_off: bool,
+    had: Option<BumpId>,
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
-    let is_off = |mark: SeenMark| taken_off && mark.bump.is_none();
-    let knows = |mark| !is_off(mark) && m.conns(|conns| conns.either(ends).knows(mark));
+    let is_known = |conn: &Conn, mark| {
+        let is_off = had.is_some() && conn.is_taken_off(mark);
+        !is_off && conn.knows(mark)
+    };
+    let knows = |mark| m.conns(|conns| is_known(conns.either(ends), mark));
     if knows(entry.mark) {
         return relock(m, ends, entry).await.map(|()| None);
     }
@@ -246,7 +249,7 @@ async fn handle_mark<M: Machine>(
         return all_of::<M>(m.mark(back).await).map(|()| None);
     }
     let was = match mark.bump {
-        None => m.ruling(&live, |ruling| ruling.stands_on(None)),
+        None => m.ruling(&live, |ruling| ruling.stands_on(had)),
         Some(_) => None,
     };
     let by = { mark.bump }.and_then(|bump| m.ruling(&live, |ruling| ruling.hand_of(bump)));
@@ -298,7 +301,7 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
         let by = Hand::Kept;
         let keep = |conn: &mut Conn| conn.hand_over(Some(Handed { bump, by }));
         update(m, &conn.pair(), keep);
-        or_warn(m, put_back(m, &conn).await);
+        or_warn(m, put_back(m, &conn, was).await);
     }
     or_warn(m, m.install().await);
     // The kernel has it where a rule wants it with the next packet.
@@ -310,7 +313,10 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
 /// Makes a choice of another program ours, if it still stands: it may have been our own, and `cleanup` have taken it back.
 async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fault> {
     let Marked {
-        conn: live, bump, ..
+        conn: live,
+        bump,
+        was,
+        ..
     } = marked;
     let pair = live.pair();
     let entry = m.entry(&pair).await?;
@@ -323,7 +329,7 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     update(m, &pair, |conn| conn.note_mark(bump, true, m.now()));
     m.tell(News::Marked(marked));
     if bump.is_none() {
-        put_back(m, &live).await?;
+        put_back(m, &live, was).await?;
     }
     let fault = match choices::choose(m, &[live], bump.into(), |_, _| ()).await {
         Ok(moved) => moved.into_iter().find_map(|(_, outcome)| outcome.fault()),
@@ -341,11 +347,11 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
 }
 
 /// Puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
-async fn put_back<M: Machine>(m: &M, live: &M::Live) -> Result<(), M::Fault> {
+/// `was`: the bump, if nothing else says where it is to be.
+async fn put_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Result<(), M::Fault> {
     let socket = live.meant().socket;
     let explicit = m.conns(|conns| conns.get(&live.pair()).choice.of(socket).is_some());
-    // The mark as we know it says plain by now.
-    let bump = m.ruling(live, |ruling| ruling.stands_on(None));
+    let bump = m.ruling(live, |ruling| ruling.stands_on(was));
     if m.is_outside(bump) {
         return Ok(());
     }

@@ -110,16 +110,17 @@ async fn enforce<M: Machine>(m: &M, lives: &[M::Live]) {
     let overruled = |live: &M::Live| m.ruling(live, |ruling| ruling.overruled_by());
     for (bump, lives) in by_bump::<M>(lives, overruled) {
         lives.iter().for_each(|_| m.tell(News::Overruled));
-        match choices::choose(m, &lives, Some(bump).into(), |_, _| ()).await {
+        let moved = choices::choose(m, &lives, Some(bump).into(), |_, _| ()).await;
+        let Some(moved) = or_warn(m, moved) else {
+            let unasked = choices::Outcome::Answered(Err(Unanswered::NotAsked));
+            { lives.iter() }.for_each(|live| enforce_later(m, live, bump, &unasked));
+            continue;
+        };
+        for (live, outcome) in &moved {
+            let Some(why) = outcome.fault() else { continue };
             // What the peer refuses is blocked by the rule.
-            Ok(moved) => {
-                for (live, outcome) in &moved {
-                    let Some(why) = outcome.fault() else { continue };
-                    m.tell(News::Fault(&format!("a required connection waits: {why}")));
-                    enforce_later(m, live, bump, outcome);
-                }
-            }
-            Err(fault) => m.tell(News::Fault(&format!("{fault:#}"))),
+            m.tell(News::Fault(&format!("a required connection waits: {why}")));
+            enforce_later(m, live, bump, outcome);
         }
     }
 }
@@ -199,6 +200,9 @@ async fn let_go<M: Machine>(
         .collect();
     chosen.iter().for_each(|_| m.tell(News::ChoiceLeft));
     warn_of(m, &m.mark_choices(&chosen).await);
+    // The peer may have given it up for that rule.
+    m.conns(|conns| conns.update_each(&chosen, |conn| conn.telling.tell_all(m.now())));
+    m.wake(Task::Tell);
     let freed = freed(m, rule, lives);
     let mut goals: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
     for live in &freed {

@@ -182,6 +182,9 @@ fn a_choice_outlives_a_mark_that_lost_it() {
     choose(&mut conns, 1);
     conns.update(&pair(), |conn| {
         assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
+        // Nor does a move by no choice take it off, which the choice has overtaken (seed 330008752).
+        conn.moving = Some(MOVING);
+        assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
         assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
         assert!(!conn.is_chosen_elsewhere(seen(1, true)));
         assert!(conn.is_chosen_elsewhere(seen(3, true)));
@@ -189,5 +192,7 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
         conn.choice.propose(SOCKET, None, 7, 0);
         assert!(conn.knows(seen(0, false)), "the peer is asked");
+        // What another program chose meanwhile stays if nothing comes of that (seed 360000931).
+        assert!(!conn.knows(seen(0, true)));
     });
 }
