@@ -49,14 +49,16 @@ pub struct Way {
 pub enum BadLine {
     /// It is something else.
     #[error(
-        "it is not what `dibsctl init` prints on the other host, which begins with \"{FORM},\""
+        "it is no join token: paste what `dibsctl init` prints on the other host, which begins with \"{FORM},\""
     )]
     Form,
     /// Its sum is missing, or that of another line.
-    #[error("a part of the line is missing or changed: paste all of it, up to the sum at its end")]
+    #[error(
+        "part of the join token is missing or changed: paste all of it, up to the sum at its end"
+    )]
     Sum,
     /// A field says what cannot be.
-    #[error("\"{field}\" in the line {fault}: have `dibsctl init` print it anew on the other host")]
+    #[error("\"{field}\" in the join token {fault}: run `dibsctl init` again on the other host")]
     Field {
         /// As it stands there.
         field: String,

@@ -38,11 +38,11 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
     }
     text += "# What `dibsctl enable` takes without --bump. seal encrypts, by whatever path.\n\
              default_bump = \"seal\"\n\
-             # While dibsd is away, what it carried is blocked (\"closed\") or goes on in plain (\"open\").\n\
+             # While dibsd does not run, connections on a bump are blocked (\"closed\") or continue in plain (\"open\").\n\
              #fail = \"closed\"\n\
              \n\
-             # The ways out of this host. On a trusted one nobody listens, up to the other host; the\n\
-             # other host labels its end too, and the lower label counts.\n";
+             # The ways out of this host. On a trusted one nobody can eavesdrop, up to the other host. The\n\
+             # other host labels its end too; a path that either calls untrusted is untrusted.\n";
     for path in paths {
         let addresses: Vec<_> = path.addresses.iter().map(IpAddr::to_string).collect();
         let addresses = match &addresses[..] {
@@ -69,7 +69,7 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
             );
         }
     }
-    text + "\n# The other hosts. `dibsctl init --peer LINE` adds one, with the line that it printed there.\n"
+    text + "\n# The other hosts. `dibsctl init --peer TOKEN` adds one, with the join token that `dibsctl init` printed there.\n"
 }
 
 /// Addresses of a peer in the file.
@@ -94,7 +94,7 @@ pub fn peer_section(
                 .map(|address| ipnet::IpNet::from(*address))
                 .collect();
             let prefixes = quoted(&prefixes);
-            format!("# Connections to these can take a bump.\naddresses = [{prefixes}]")
+            format!("# Connections to these can be protected.\naddresses = [{prefixes}]")
         }
         Addresses::Lent(lent) => format!(
             "# Others may have the same addresses as this host, so its connections come from these.\n\
