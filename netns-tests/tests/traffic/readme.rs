@@ -1,10 +1,13 @@
-//! The quick start of README.md, as it stands there: each command, and what it prints.
+//! README.md's quick start, as it stands there: each command, and what it prints. And the list of counters in docs/counters.md.
+
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use netns_tests::{Net, Setup, isolated, programs};
 use nix::sys::signal::Signal;
 
 const README: &str = include_str!("../../../README.md");
+const COUNTERS: &str = include_str!("../../../docs/counters.md");
 
 /// Commands of all consoles in a text, each with its hosts and the lines that it prints there.
 fn commands(text: &str) -> Vec<(&str, &str, Vec<&str>)> {
@@ -106,6 +109,34 @@ fn the_quick_start() {
                 }
             }
             talk.context("the daemons were never started")?.finish()
+        })
+    });
+}
+
+/// Names of the first column of the tables of docs/counters.md, up to its list of events.
+fn listed() -> BTreeSet<&'static str> {
+    let (counters, _) = COUNTERS
+        .split_once("\n## Events")
+        .expect("a list of events");
+    let rows = counters.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split('`').next()).collect()
+}
+
+#[test]
+fn all_counters_are_listed() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let status = net.a.ctl(&["status"])?;
+            let counters = status["counters"].as_object().context("counters")?;
+            let counted: BTreeSet<_> = counters.keys().map(String::as_str).collect();
+            let listed = listed();
+            let unlisted: Vec<_> = counted.difference(&listed).collect();
+            let unknown: Vec<_> = listed.difference(&counted).collect();
+            ensure!(
+                unlisted.is_empty() && unknown.is_empty(),
+                "docs/counters.md lacks {unlisted:?}, and nothing counts {unknown:?}"
+            );
+            Ok(())
         })
     });
 }
