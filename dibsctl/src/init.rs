@@ -20,7 +20,7 @@ use self::interfaces::Interface;
 use self::report::{ByLine, Peer, Report};
 use crate::output::say;
 
-/// What cannot be found out.
+/// Options for what `init` cannot find out.
 #[derive(clap::Args)]
 pub(crate) struct Wishes {
     /// Add the other host, with the join token that `dibsctl init` printed there
@@ -71,7 +71,7 @@ impl FromStr for Public {
     }
 }
 
-/// Where the daemon looks for its key unless the file says otherwise.
+/// File in which the daemon looks for its key unless the file says otherwise.
 const USUAL_KEY: &str = "/etc/dibs/private.key";
 
 /// The one word of `--untrusted` that is no interface.
@@ -189,7 +189,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     })
 }
 
-/// What `text` says, or what is wrong with it, with the place.
+/// Configuration of `text`, or its fault with the place.
 fn checked(file: &Path, text: &str) -> Result<Config> {
     dibs_config::parse(&file.display().to_string(), text).map_err(|error| {
         if let Error::Invalid(fault) = &error {
@@ -436,7 +436,7 @@ fn without_endpoint(name: &str, other: &Introduction, path: &OwnPath, why: &Unme
     }
 }
 
-/// What the user should hear of how the hosts meet.
+/// Warnings for the user about how the hosts meet.
 fn warnings(config: &Config, name: &str, met: &[Meeting<'_>]) -> Vec<String> {
     let both = |met: &&Meeting<'_>| [met.trust, met.way.trust] == [Trust::Trusted; 2];
     let mut warnings = Vec::new();

@@ -240,7 +240,7 @@ fn selectors_are_asked_as_given() {
         let force = false;
         let expected = Request::Disable { selector, force };
         assert_eq!((run.code, asked), (1, expected), "one was skipped");
-        assert!(run.err.contains("stayed: "), "{}", run.err);
+        assert!(run.err.contains("did not move: "), "{}", run.err);
         let skipped = Vec::new();
         let all = Changed {
             skipped,
@@ -295,8 +295,7 @@ fn to_skip_all_is_to_fail() {
     };
     let (run, _) = Daemon::answering(Ok(Reply::Changed(reply))).run(&["enable", "--conn", "8"]);
     assert_eq!(run.code, 1);
-    let sentence =
-        "dibsctl: none of 1 connection could be changed: its socket is bound to a device\n";
+    let sentence = "dibsctl: none of 1 connection moved: its socket is bound to a device\n";
     assert!(run.err.ends_with(sentence), "{}", run.err);
 }
 
@@ -319,7 +318,7 @@ fn rules_that_gave_way_are_named() {
     assert_eq!(
         run.good(),
         "rule 3: dport 80 -> scramble\n\
-         rule 2 gave way to it and is gone: uid 1000 -> scramble (required)\n"
+         rule 2 contradicted it and was deleted: uid 1000 -> scramble (required)\n"
     );
     let (run, _) = Daemon::answering(reply()).run(&[&args[..], &["--json"]].concat());
     let made = json(&run.good());
@@ -451,7 +450,7 @@ fn rules_are_deleted() {
     let (run, asked) = Daemon::answering(reply).run(&["rule", "del", "3", "--force"]);
     force = true;
     assert_eq!((run.code, asked), (1, Request::RuleDel { id, force }));
-    let told = run.out.contains("\nkept ") && run.err.contains("stay on the bump");
+    let told = run.out.contains("\nkept ") && run.err.contains("did not move");
     assert!(told, "{} {}", run.out, run.err);
 }
 
@@ -604,7 +603,7 @@ fn strangers_are_not_believed() {
         let (run, _) = Daemon::saying(text).run(&["conn", "list"]);
         let sentence = run.failed();
         assert!(
-            sentence.contains("is not this version's dibsd"),
+            sentence.contains("is answered by no dibsd of this version"),
             "{sentence}"
         );
     }
@@ -641,7 +640,7 @@ fn without_daemon_each_command_says_so() {
         assert_eq!(
             sentence,
             format!(
-                "dibsd is not running: nothing answers at {}",
+                "dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd",
                 socket.display()
             ),
             "{command}"

@@ -23,7 +23,7 @@ const MOST_ADDRESSES: usize = 16;
 /// line that was not copied whole is noticed. Whitespace, as mail puts it in, counts for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// What it calls itself; fit for the name of a peer.
+    /// Name that it calls itself; fit for the name of a peer.
     pub name: String,
     /// Its key.
     pub public_key: PublicKey,
@@ -40,7 +40,7 @@ pub struct Way {
     pub name: String,
     /// How that host labels it.
     pub trust: Trust,
-    /// Where that host is reached by it, unicast and routable; none if it has no address now.
+    /// Addresses at which that host is reached over it, unicast and routable; none if it has no address now.
     pub addresses: Vec<IpAddr>,
 }
 

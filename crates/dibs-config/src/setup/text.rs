@@ -16,7 +16,7 @@ pub struct NewPath {
     pub interface: String,
     /// This end's label.
     pub trust: Trust,
-    /// What the interface has now.
+    /// Addresses that the interface has now.
     pub addresses: Vec<IpAddr>,
     /// By which others reach it, where they are translated on the way.
     pub public: Vec<IpAddr>,

@@ -113,7 +113,7 @@ fn direction(out: &mut String, way: &Direction) -> fmt::Result {
         let untried = count(way.untried as usize, "datagram");
         writeln!(
             out,
-            "{untried} not looked at: behind 40 in vain, or 200 in all"
+            "{untried} skipped: after 40 without success, or 200 in all"
         )?;
     }
     if way.pieces.is_empty() {
