@@ -26,11 +26,11 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
     );
     text += &match &status.backstop.reason {
         Some(reason) => format!(
-            "backstop {}: {}\n",
+            "kill switch {}: {}\n",
             status.backstop.state,
             printable(reason)
         ),
-        None => format!("backstop {}\n", status.backstop.state),
+        None => format!("kill switch {}\n", status.backstop.state),
     };
     for warning in &status.warnings {
         text += &format!("warning: {}\n", printable(warning));
@@ -294,7 +294,7 @@ pub(crate) fn bumps(bumps: &[BumpInfo]) -> Table {
         let notes = [
             bump.default.then(|| "default".to_owned()),
             shares.map(|(needed, shares)| format!("{needed} of {shares} shares")),
-            answers.map(|what| format!("{what} comes back by it")),
+            answers.map(|what| format!("{what} comes back over it")),
             bump.reason.clone(),
         ];
         Vec::from_iter(notes.into_iter().flatten()).join("; ")

@@ -199,7 +199,7 @@ fn check_tells_right_from_wrong() {
     assert_eq!(right.code, 0);
     assert_eq!(
         right.out,
-        format!("{file} is right: 1 path, 0 peers, 0 rules\n")
+        format!("{file} is valid: 1 path, 0 peers, 0 rules\n")
     );
     assert!(
         right

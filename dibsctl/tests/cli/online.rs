@@ -120,8 +120,11 @@ fn a_device_by_which_nothing_comes_back_is_listed_as_such() {
     ];
     let out = listing_of(&["bump", "list"], Reply::Bumps(bumps));
     let of = |name: &str| out.lines().find(|line| line.starts_with(name)).unwrap();
-    assert!(of("vpn").ends_with("nothing comes back by it"), "{out}");
-    assert!(of("other").ends_with("something comes back by it"), "{out}");
+    assert!(of("vpn").ends_with("nothing comes back over it"), "{out}");
+    assert!(
+        of("other").ends_with("something comes back over it"),
+        "{out}"
+    );
     assert!(!of("new").contains("by it"), "{out}");
 }
 
@@ -171,7 +174,7 @@ fn status_at_a_glance() {
     let out = listing_of(&["status"], Reply::Status(status()));
     for part in [
         "dibsd 0.1.0, pid 99, up 3m12s, integrity on\n",
-        "backstop failed: set up the table: no\n",
+        "kill switch failed: set up the table: no\n",
         "warning: integrity is a fine thing\n",
         "5 connections to peers, 1 on a bump\n",
         "server  established",

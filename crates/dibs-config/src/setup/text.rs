@@ -65,7 +65,9 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
             let public = quoted(&path.public);
             put(
                 &mut text,
-                format_args!("# Translated on the way here.\npublic = [{public}]\n"),
+                format_args!(
+                    "# NAT translates this address to one of the interface.\npublic = [{public}]\n"
+                ),
             );
         }
     }
@@ -97,8 +99,8 @@ pub fn peer_section(
             format!("# Connections to these can be protected.\naddresses = [{prefixes}]")
         }
         Addresses::Lent(lent) => format!(
-            "# Others may have the same addresses as this host, so its connections come from these.\n\
-             appears_as = [{}]",
+            "# This peer may have the same addresses as others (NAT), so its connections come from \
+             these.\nappears_as = [{}]",
             quoted(lent)
         ),
     };
@@ -112,10 +114,10 @@ pub fn peer_section(
         other.public_key,
     );
     if met.is_empty() {
-        return text + "# No path here leads to it as far as is known: it calls.\n";
+        return text + "# No path here leads to it, so it has to contact this host.\n";
     }
-    text +=
-        "\n# Where it listens, seen from each path here; by others it calls.\n[peer.endpoints]\n";
+    text += "\n# Its address or name and port, for each path here; without one it has to contact this \
+         host.\n[peer.endpoints]\n";
     for meeting in met {
         let path = key(&meeting.path);
         put(
