@@ -272,8 +272,7 @@ impl Link {
         let (up, mtu) = inventory.path_state(path);
         if mtu < LEAST_MTU {
             return Some(format!(
-                "its interface has an MTU of {mtu} bytes, and {LEAST_MTU} are needed: ip link set dev INTERFACE mtu \
-                 1280"
+                "its interface has an MTU of {mtu} bytes, and {LEAST_MTU} are needed: raise it"
             ));
         }
         match &self.socket {

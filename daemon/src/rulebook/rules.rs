@@ -85,7 +85,7 @@ impl Unresolved {
         match self.waits {
             true => format!("rule {rule} is not in force, because {reason}: {why}"),
             false => format!(
-                "rule {rule} is in force for every user's connections to its ports and addresses, because {reason}: \
+                "rule {rule} requires its bump for every user's connections to its ports and addresses, because {reason}: \
                  {why}"
             ),
         }

@@ -156,7 +156,7 @@ fn what_is_required_is_not_begun_without_it() {
             let line = line_of(&net.a, "require")?;
             for part in [
                 format!("dibsd.toml:{line}:"),
-                "rule 1 would not be held when others flush the firewall".to_owned(),
+                "rule 1 does not survive a flush of the firewall".to_owned(),
                 "does another program own it?".to_owned(),
             ] {
                 ensure!(said.contains(&part), "no {part:?}: {said}");
@@ -327,7 +327,7 @@ fn what_one_ip_version_does_not_take_is_required_of_all_until_it_does() {
                 anyhow::bail!("{warnings:?}");
             };
             for part in [
-                "rule 1 requires its bump of every user's connections",
+                "rule 1 requires its bump for every user's connections",
                 "it requires its bump for IPv6 too, but ip6tables refuses it: Couldn't load",
             ] {
                 ensure!(warning.contains(part), "no {part:?}: {warning}");

@@ -58,7 +58,7 @@ fn a_reload_that_waits_for_the_directory_of_users_holds_up_nothing_else() {
             };
             ensure!(!reloaded(), "the directory was not waited for");
             wait("word of what is waited for", || {
-                net.a.log().contains("are being looked up for 2 s")
+                net.a.log().contains("could not be looked up for 2 s")
             })?;
             // Iptables asks as well.
             drop(directory);

@@ -159,7 +159,7 @@ fn what_is_required_of_a_user_to_come_is_required_of_all_until_the_user_is_known
             ensure!(blocked == [7000], "{blocked:?}");
             ensure!(connects(net, 7001, HANG)?, "7001 was blocked");
             let warnings = warned(net)?;
-            let expected = "rule 1 is in force for every user's connections to its ports and addresses, because its \
+            let expected = "rule 1 requires its bump for every user's connections to its ports and addresses, because its \
                             user is not known yet: there is no user \"late\"";
             ensure!(warnings == [expected], "{warnings:?}");
             net.b.start()?;

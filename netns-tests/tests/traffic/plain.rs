@@ -44,7 +44,7 @@ fn stays(router: Router) -> Result<()> {
         check(net, "cleaned up")?;
         let said = net.a.refused(&["rule", "del", &id])?;
         ensure!(
-            said.contains("is deleted") && said.contains("stay"),
+            said.contains("is deleted") && said.contains("did not move"),
             "{said}"
         );
         let rules = net.a.ctl(&["rule", "list"])?;

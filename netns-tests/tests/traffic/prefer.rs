@@ -155,7 +155,7 @@ fn a_volume_that_is_used_up_stops_its_path() {
             let used = number(&listed, "volume_used")?;
             ensure!(used >= volume, "{used}: {listed:#}");
             wait("the event", || {
-                events.stdout().contains("used up its volume of 16 MB")
+                events.stdout().contains("used up its data cap of 16 MB")
             })?;
             ensure!(net.a.path("eth")?["volume_used"].is_null());
             // What keeps the path alive goes on.
