@@ -296,7 +296,8 @@ pub enum Refusal {
     Unknown,
     /// The Internet knows it by an address of the host through which it leaves a bump.
     #[error(
-        "plain does not carry it: it reaches the Internet by the other host, and in plain it would have another address"
+        "the network does not carry it in plain: it reaches the Internet through the other host, and would \
+         have another address"
     )]
     Exit,
     /// The peer answered so, or not at all.

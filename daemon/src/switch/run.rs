@@ -124,7 +124,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     steering::keep_addresses(&daemon, &saved.addresses).await?;
     knocking::restore(&daemon, &saved.matched)
         .await
-        .context("cannot take up connections that peers call by other addresses")?;
+        .context("cannot take over connections that peers know by other addresses")?;
     entries::renumber(&daemon, &saved)
         .await
         .context("cannot renumber the bumps of connections")?;

@@ -91,7 +91,7 @@ fn a_connection_through_a_proxy_is_refused_and_unharmed() {
             let laptop = &net.laptops[0];
             let said = laptop.refused(&["enable", "--dport", "7000", "--bump", "seal"])?;
             ensure!(
-                said.contains("nothing of it arrives there as it was sent"),
+                said.contains("do not arrive there as they were sent"),
                 "{said}"
             );
             ensure!(laptop.bumps(7000)? == ["plain"]);

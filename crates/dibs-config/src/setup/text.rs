@@ -116,8 +116,8 @@ pub fn peer_section(
     if met.is_empty() {
         return text + "# No path here leads to it, so it has to contact this host.\n";
     }
-    text += "\n# Its address or name and port, for each path here; without one it has to contact this \
-         host.\n[peer.endpoints]\n";
+    text += "\n# Its address or name and port, by path of this host. Without a line it has to contact this \
+             host.\n[peer.endpoints]\n";
     for meeting in met {
         let path = key(&meeting.path);
         put(

@@ -255,7 +255,7 @@ fn every_address_may_be_behind_a_peer_beside_the_networks_here() {
     assert!(
         both.unwrap_err()
             .to_string()
-            .contains("of which addresses are peer")
+            .contains("shares addresses with peer")
     );
 }
 
