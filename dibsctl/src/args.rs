@@ -44,6 +44,7 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Show the daemon, peers, paths, bumps and counters
+    #[command(after_help = "Examples:\n  dibsctl status\n  dibsctl --json status | jq .counters")]
     Status,
     /// List open connections to peers
     #[command(subcommand)]
@@ -137,12 +138,24 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  sudo dibsctl demo\n  sudo dibsctl demo --mebibytes 64")]
     Demo(Demo),
     /// Print a new private key
+    #[command(
+        after_help = "Examples:\n  umask 077; dibsctl genkey >private.key\n  dibsctl genkey | tee private.key | dibsctl pubkey"
+    )]
     Genkey,
     /// Print the public key of a private key on stdin
+    #[command(
+        after_help = "Examples:\n  dibsctl pubkey <private.key\n  sudo sh -c 'dibsctl pubkey </etc/dibs/private.key'"
+    )]
     Pubkey,
     /// Print a new preshared key
+    #[command(
+        after_help = "Examples:\n  umask 077; dibsctl genpsk >peer.psk\n  dibsctl genpsk | ssh b 'umask 077; cat >a.psk'"
+    )]
     Genpsk,
     /// Print completions for a shell
+    #[command(
+        after_help = "Examples:\n  dibsctl completions bash >dibsctl.bash\n  dibsctl completions fish >dibsctl.fish"
+    )]
     Completions {
         /// Shell to complete in
         shell: Shell,
@@ -200,8 +213,12 @@ pub(crate) enum RuleCommand {
         terms: Box<TermArgs>,
     },
     /// List rules in the order in which they are tried
+    #[command(
+        after_help = "Examples:\n  dibsctl rule list\n  dibsctl --json rule list | jq '.[].id'"
+    )]
     List,
     /// Delete a rule that `rule add` made
+    #[command(after_help = "Examples:\n  dibsctl rule del 1000\n  dibsctl rule del 1000 --force")]
     Del {
         /// Number of the rule in `rule list`
         id: RuleId,
@@ -214,6 +231,9 @@ pub(crate) enum RuleCommand {
 #[derive(Subcommand)]
 pub(crate) enum PathCommand {
     /// List paths, their state, and why one is not used
+    #[command(
+        after_help = "Examples:\n  dibsctl path list\n  dibsctl --json path list | jq '.[].unused'"
+    )]
     List,
     /// Prefer a path for new data while it works well
     #[command(
@@ -230,6 +250,7 @@ pub(crate) enum PathCommand {
         delta: Option<f64>,
     },
     /// Prefer no path: let the scheduler choose
+    #[command(after_help = "Examples:\n  dibsctl path unprefer\n  dibsctl path scheduler balanced")]
     Unprefer,
     /// Show or set the scheduler, which spreads data over paths
     #[command(
@@ -268,18 +289,25 @@ pub(crate) enum PathCommand {
         volume: Option<Limit>,
     },
     /// Use the paths as the configuration file says
+    #[command(after_help = "Examples:\n  dibsctl path reset\n  dibsctl path list")]
     Reset,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum PeerCommand {
     /// List peers and their sessions
+    #[command(
+        after_help = "Examples:\n  dibsctl peer list\n  dibsctl --json peer list | jq '.[].state'"
+    )]
     List,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum BumpCommand {
     /// List bumps, their kind and use
+    #[command(
+        after_help = "Examples:\n  dibsctl bump list\n  dibsctl --json bump list | jq '.[].name'"
+    )]
     List,
 }
 
@@ -502,6 +530,34 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    /// Each command that a user may give begins its help with a verb, and has two examples or more.
+    #[test]
+    fn help_has_examples() {
+        fn leaves(command: &clap::Command, found: &mut Vec<clap::Command>) {
+            if !command.has_subcommands() {
+                found.push(command.clone());
+            }
+            let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+            shown.for_each(|sub| leaves(sub, found));
+        }
+        let mut found = Vec::new();
+        leaves(&Args::command(), &mut found);
+        assert!(found.len() > 25, "{} commands", found.len());
+        for command in found {
+            let name = command.get_name();
+            let about = command
+                .get_about()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(about.len() < 60, "{name}: {about}");
+            let examples = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(examples.lines().count() > 2, "{name}: {examples:?}");
+        }
     }
 
     #[test]

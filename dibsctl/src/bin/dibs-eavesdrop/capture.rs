@@ -248,7 +248,7 @@ mod tests {
         let mut other = captures()[0].clone();
         other[20] = 147;
         let error = read_bytes(&other).unwrap_err().to_string();
-        assert!(error.contains("of kind 147"), "{error}");
+        assert!(error.contains("unknown kind 147"), "{error}");
     }
 
     /// Each byte set to each of a few values, and the file cut at each place.
