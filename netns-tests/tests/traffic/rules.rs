@@ -422,7 +422,12 @@ fn the_rules_of_the_file_are_taken_anew_and_nothing_else_of_it() {
             // Other sections wait for a restart, and are named.
             let slower = file.replacen("[daemon]", "[daemon]\ntrusted_share = 0.25", 1);
             ensure!(slower != file, "the file has a section [daemon]");
-            reload(net, &slower, "", "[daemon] of the file changed")?;
+            reload(
+                net,
+                &slower,
+                "",
+                "[daemon] of the configuration file changed",
+            )?;
             net.wait_bump(7000, "plain")?;
             talk.advance(SETTLED)?;
             let rules = net.a.ctl(&["rule", "list"])?;
