@@ -7,17 +7,21 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
 
-/// Puts bumps into live TCP connections, and carries them over several paths.
+/// Protect open TCP connections, and carry them over several networks.
 ///
-/// SIGHUP has it take the rules of the file as they are now; the rest of the file is read at the start. SIGTERM ends it: what
-/// is on a bump is blocked then until it is back, or goes on in plain with `fail = "open"`.
+/// SIGHUP applies changed rules of the configuration file; all other changes need a restart. SIGTERM ends the daemon. Connections on
+/// a bump are then blocked until it runs again, or continue unprotected with `fail = "open"`; `dibsctl cleanup` returns
+/// them to plain TCP first.
 #[derive(Parser)]
-#[command(version)]
+#[command(
+    version,
+    after_help = "Examples:\n  dibsd --config /etc/dibs/dibsd.toml\n  DIBS_LOG=debug dibsd"
+)]
 struct Args {
-    /// The configuration file.
+    /// Configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/dibs/dibsd.toml")]
     config: PathBuf,
-    /// Block what has to be on a bump until the daemon runs, and end: for boot, before the network.
+    /// Block what rules put on a bump until the daemon runs, and end (for boot, before the network)
     #[arg(long)]
     guard: bool,
     /// Write the manual page to a directory, and end.
@@ -47,8 +51,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// Sections of the manual page behind those of the options.
+const ENDING: &str = "\
+.SH ENVIRONMENT
+DIBS_LOG: what is logged, one of error, warn, info, debug and trace [default: info]
+.SH FILES
+/etc/dibs/dibsd.toml, /etc/dibs/private.key, /run/dibs/dibsd.sock, /var/lib/dibs
+.SH \"EXIT STATUS\"
+0 after SIGTERM, 1 if the daemon cannot start or go on, with one sentence on standard error, 2 for a wrong command line.
+.SH \"SEE ALSO\"
+dibsctl(1), dibsd.toml(5), /usr/share/doc/dibs
+";
+
 fn man(directory: &Path) -> anyhow::Result<()> {
-    let page = clap_mangen::Man::new(Args::command()).section("8");
-    let written = page.generate_to(directory).map(drop);
-    written.with_context(|| format!("cannot write the manual to {}", directory.display()))
+    let mut page = Vec::new();
+    clap_mangen::Man::new(Args::command())
+        .section("8")
+        .render(&mut page)?;
+    let text = String::from_utf8_lossy(&page).replacen(".SH EXTRA\nExamples:", ".SH EXAMPLES", 1);
+    std::fs::write(directory.join("dibsd.8"), text + ENDING)
+        .with_context(|| format!("cannot write the manual to {}", directory.display()))
 }

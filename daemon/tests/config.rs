@@ -79,7 +79,7 @@ fn what_is_not_carried_is_refused_at_its_place() {
     let error = refusal("", &rule(&single));
     assert!(error.starts_with("dibsd.toml:19:"), "{error}");
     assert!(
-        error.contains("this version of dibsd does not carry"),
+        error.contains("this version of dibsd does not support"),
         "{error}"
     );
     assert!(error.contains("combinations"), "{error}");
@@ -263,7 +263,7 @@ fn users_name_in_words_what_the_file_does() {
     let why = dibsd::rulebook::rules::contradicted(&same, &[usual]).unwrap();
     assert_eq!(
         why,
-        "it selects the same connections as rule 1000, which puts them on \"scramble\""
+        "it selects the same connections as rule 1000, for \"scramble\""
     );
 }
 
@@ -416,7 +416,8 @@ fn root_displaces_members_and_they_displace_nobody() {
     let roots = made_by(0, 1000, "scramble", require);
     let members = made_by(1000, 1001, "seal", require);
     assert_eq!(displaced(&roots, &members), Ok(vec![1001]));
-    let why = "it requires another bump of some of the same connections as rule 1000, which puts them on \"scramble\"";
+    let why =
+        "it requires another bump of some of the same connections as rule 1000, for \"scramble\"";
     assert_eq!(displaced(&members, &roots), Err(why.to_owned()));
     // What does not contradict stays.
     let usual = made_by(1000, 1002, "seal", |_| {});

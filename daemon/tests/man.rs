@@ -11,7 +11,15 @@ fn it_tells_of_the_options() {
         .output();
     assert!(made.unwrap().status.success());
     let page = std::fs::read_to_string(directory.path().join("dibsd.8")).unwrap();
-    assert!(page.contains(".TH dibsd 8"), "{page}");
+    for part in [
+        ".TH dibsd 8",
+        ".SH EXAMPLES\n",
+        ".SH FILES",
+        ".SH \"EXIT STATUS\"",
+        "dibsd.toml(5)",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
     for option in ["config", "guard"] {
         assert!(page.contains(&format!("\\-\\-{option}")), "{page}");
     }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
-use clap::{ArgGroup, Parser, Subcommand};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
 use dibs_config::{BadAmount, Rate, Volume};
 use dibs_control::{ConnId, Limit, Match, RuleId, Selector, Terms};
@@ -15,11 +15,17 @@ use ipnet::IpNet;
 use crate::init::Wishes;
 use crate::top;
 
-/// Sees and steers what dibsd does to this host's connections.
+/// Control the dibs daemon: connections, rules, paths.
 #[derive(Parser)]
-#[command(name = "dibsctl", version, disable_help_subcommand = true)]
+#[command(
+    name = "dibsctl",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Examples:\n  dibsctl enable --dport 5432     protect the open connections to port 5432\n  \
+        dibsctl doctor                  find out why something does not work"
+)]
 pub(crate) struct Args {
-    /// Where dibsd listens
+    /// Socket of dibsd
     #[arg(
         long,
         global = true,
@@ -28,7 +34,7 @@ pub(crate) struct Args {
         default_value = SOCKET
     )]
     pub(crate) socket: PathBuf,
-    /// Print JSON, with keys that stay
+    /// Print JSON; its keys do not change between versions
     #[arg(long, global = true, display_order = 100)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -37,129 +43,160 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Daemon, session, peers, paths and bumps at a glance
+    /// Show the daemon, peers, paths, bumps and counters
+    #[command(after_help = "Examples:\n  dibsctl status\n  dibsctl --json status | jq .counters")]
     Status,
-    /// Live connections to peers
+    /// List open connections to peers
     #[command(subcommand)]
     Conn(ConnCommand),
-    /// Put a bump into the live connections that match, now
+    /// Protect open connections: put a bump into them
     #[command(
         override_usage = "dibsctl enable SELECTOR... [--bump <NAME>]",
-        group(selectors().args(SELECTOR))
+        after_help = "Examples:\n  dibsctl enable --dport 5432\n  dibsctl enable --user backup --bump share"
     )]
     Enable {
-        #[command(flatten)]
-        selector: SelectorArgs,
-        /// Which bump; without it the configuration's default_bump
+        /// Bump to put in [default: default_bump of the configuration]
         #[arg(long, value_name = "NAME")]
         bump: Option<String>,
-    },
-    /// Take the live connections that match back to plain, now
-    #[command(
-        override_usage = "dibsctl disable SELECTOR... [--force]",
-        group(selectors().args(SELECTOR))
-    )]
-    Disable {
         #[command(flatten)]
         selector: SelectorArgs,
-        /// Move connections that plain does not carry as well: they break
+    },
+    /// Return open connections to plain TCP
+    #[command(
+        override_usage = "dibsctl disable SELECTOR... [--force]",
+        after_help = "Examples:\n  dibsctl disable --dport 5432\n  dibsctl disable --all"
+    )]
+    Disable {
+        /// Move connections even if the network does not carry them in plain: they break
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        selector: SelectorArgs,
     },
-    /// Rules for connections to come; they apply to established ones at once
+    /// Manage rules, for new and open connections
     #[command(subcommand)]
     Rule(RuleCommand),
-    /// Paths to the peers
+    /// List and control the paths to peers
     #[command(subcommand)]
     Path(PathCommand),
-    /// Peers and the sessions with them
+    /// List peers and their sessions
     #[command(subcommand)]
     Peer(PeerCommand),
-    /// Bumps that can be asked for
+    /// List bumps
     #[command(subcommand)]
     Bump(BumpCommand),
-    /// Follow what happens
+    /// Follow events as they happen
+    #[command(after_help = "Examples:\n  dibsctl events\n  dibsctl --json events | jq .kind")]
     Events,
-    /// Watch what flows by path, bump and connection, live
+    /// Watch traffic by path, bump and connection
+    #[command(after_help = "Examples:\n  dibsctl top --sort sent\n  dibsctl top --once")]
     Top(top::Options),
-    /// Set this host up: make a key and a configuration, and print the line by which the other host gets to
-    /// know this one; or add the other host, with its line
+    /// Set up this host, or add another host
+    ///
+    /// Makes a key and a configuration, and prints a join token for the other host. With --peer it adds the other host by its
+    /// join token. The token is not secret, but anyone who alters it can impersonate a host.
+    #[command(
+        after_help = "Examples:\n  sudo dibsctl init --trusted eth0\n  sudo dibsctl init --peer dibs1,name=b,key=..."
+    )]
     Init(Wishes),
-    /// Check a configuration file, without touching anything
+    /// Check a configuration file
+    #[command(
+        after_help = "Examples:\n  dibsctl check /etc/dibs/dibsd.toml\n  dibsctl --json check new.toml"
+    )]
     Check {
-        /// The file
+        /// File to check
         file: PathBuf,
     },
-    /// Show what someone on a path sees, and what he can read: of a capture made there, or of what passes now
+    /// Show what an eavesdropper on a path can read
     #[command(
-        override_usage = "dibsctl eavesdrop (--pcap <FILE> | --path <NAME> [--conn <ID>]) [OPTIONS]"
+        override_usage = "dibsctl eavesdrop (--pcap <FILE> | --path <NAME> [--conn <ID>]) [OPTIONS]",
+        after_help = "Examples:\n  sudo dibsctl eavesdrop --path wlan0\n  dibsctl eavesdrop --pcap capture.pcapng"
     )]
     Eavesdrop(Eavesdrop),
-    /// Say what would keep dibs from working on this host, and what to do about it
+    /// Find out why dibs does not work on this host
     ///
-    /// It changes nothing, whether dibsd runs or not. Who is not root is told what only root may look at. The exit
-    /// status is 0 if nothing fails, whatever is warned of or skipped, and 1 if something does.
+    /// Checks the kernel, the firewall, the configuration and the daemon, and prints what to do. It changes nothing. Run it as root,
+    /// or some checks are skipped. The exit status is 1 if a check fails, otherwise 0.
+    #[command(
+        after_help = "Examples:\n  sudo dibsctl doctor\n  sudo dibsctl doctor --config new.toml"
+    )]
     Doctor {
-        /// The configuration of dibsd; without it that in /etc/dibs, if there is one
+        /// Configuration of dibsd [default: /etc/dibs/dibsd.toml, if it exists]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Let go of everything that is installed in the kernel: steered connections go on in plain
+    /// Remove all dibs rules, routes and devices
+    ///
+    /// Connections return to plain TCP first. Works without a daemon too, and removes what the last one left.
+    #[command(after_help = "Examples:\n  sudo dibsctl cleanup\n  sudo dibsctl cleanup --force")]
     Cleanup {
-        /// Let go also if connections break, because plain does not carry them
+        /// Remove them even if connections break, because the network does not carry them in plain
         #[arg(long)]
         force: bool,
     },
-    /// Show what dibs does: two hosts on this machine, a text between them, an eavesdropper
+    /// Show dibs at work: two hosts and an eavesdropper
+    #[command(after_help = "Examples:\n  sudo dibsctl demo\n  sudo dibsctl demo --mebibytes 64")]
     Demo(Demo),
     /// Print a new private key
+    #[command(
+        after_help = "Examples:\n  umask 077; dibsctl genkey >private.key\n  dibsctl genkey | tee private.key | dibsctl pubkey"
+    )]
     Genkey,
-    /// Print the public key of the private key on stdin
+    /// Print the public key of a private key on stdin
+    #[command(
+        after_help = "Examples:\n  dibsctl pubkey <private.key\n  sudo sh -c 'dibsctl pubkey </etc/dibs/private.key'"
+    )]
     Pubkey,
     /// Print a new preshared key
+    #[command(
+        after_help = "Examples:\n  umask 077; dibsctl genpsk >peer.psk\n  dibsctl genpsk | ssh b 'umask 077; cat >a.psk'"
+    )]
     Genpsk,
-    /// Print the completions for a shell
+    /// Print completions for a shell
+    #[command(
+        after_help = "Examples:\n  dibsctl completions bash >dibsctl.bash\n  dibsctl completions fish >dibsctl.fish"
+    )]
     Completions {
-        /// Which shell
+        /// Shell to complete in
         shell: Shell,
     },
     /// Write the manual pages to a directory
     #[command(hide = true)]
     Man {
-        /// Where, which exists
+        /// Existing directory
         directory: PathBuf,
     },
 }
 
 #[derive(Subcommand)]
 pub(crate) enum ConnCommand {
-    /// Id, ends, process, bump, since when, bytes and retransmissions, per path
+    /// List open connections: process, bump, traffic by path
+    #[command(
+        after_help = "Examples:\n  dibsctl conn list\n  dibsctl --json conn list | jq '.[].bump'"
+    )]
     List,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum RuleCommand {
-    /// Make a rule; it outlives the daemon
+    /// Add a rule; it survives restarts
     #[command(
         override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer] [--scheduler <NAME>]",
-        group(selectors().args(CLASS).args(Terms::keys()))
+        after_help = "Examples:\n  dibsctl rule add --dport ssh --bump seal --require\n  \
+            dibsctl rule add --dport 5432 --bump seal --time 01:00-05:00",
+        args(["conn", "pid"].map(|name| Arg::new(name).long(name).hide(true).value_parser(in_no_rule)))
     )]
     Add {
-        #[command(flatten)]
-        class: ClassArgs,
-        #[command(flatten)]
-        terms: Box<TermArgs>,
-        /// What the connections take
+        /// Bump of the connections
         #[arg(long, value_name = "NAME")]
         bump: String,
-        /// Let them go, and come, by nothing else: without a session or a trusted path they wait, and
-        /// disable is refused
+        /// Block these connections, in both directions, unless they use this bump
         #[arg(long, conflicts_with = "prefer")]
         require: bool,
-        /// Leave what begins without a session plain until there is one
+        /// Leave connections plain while there is no session
         #[arg(long)]
         prefer: bool,
-        /// Before rules with less, after rules with more
+        /// Order among rules: higher numbers are tried first
         #[arg(
             long,
             value_name = "N",
@@ -167,18 +204,25 @@ pub(crate) enum RuleCommand {
             allow_negative_numbers = true
         )]
         priority: i32,
-        /// Share out their new data over the paths otherwise than that of others, whichever bump they are on; for
-        /// rules by addresses, ports, peer and time; root only
+        /// Scheduler for these connections (root only; not with user, group, interface, DSCP or match)
         #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)))]
         scheduler: Option<String>,
+        #[command(flatten)]
+        class: ClassArgs,
+        #[command(flatten)]
+        terms: Box<TermArgs>,
     },
-    /// All rules, in the order in which they are tried; for others than root those of their own
+    /// List rules in the order in which they are tried
+    #[command(
+        after_help = "Examples:\n  dibsctl rule list\n  dibsctl --json rule list | jq '.[].id'"
+    )]
     List,
     /// Delete a rule that `rule add` made
+    #[command(after_help = "Examples:\n  dibsctl rule del 1000\n  dibsctl rule del 1000 --force")]
     Del {
-        /// As `rule list` shows it
+        /// Number of the rule in `rule list`
         id: RuleId,
-        /// Move connections of the rule that plain does not carry as well: they break
+        /// Move its connections even if the network does not carry them in plain: they break
         #[arg(long)]
         force: bool,
     },
@@ -186,80 +230,106 @@ pub(crate) enum RuleCommand {
 
 #[derive(Subcommand)]
 pub(crate) enum PathCommand {
-    /// Trust, role, state, round trip, loss and load, and why a path is not used
+    /// List paths, their state, and why one is not used
+    #[command(
+        after_help = "Examples:\n  dibsctl path list\n  dibsctl --json path list | jq '.[].unused'"
+    )]
     List,
-    /// Send new data by this path as long as it is usable: it answers, and its round trip is not too long
+    /// Prefer a path for new data while it works well
+    #[command(
+        after_help = "Examples:\n  dibsctl path prefer wlan\n  dibsctl path prefer wlan --delta 4"
+    )]
     Prefer {
-        /// As `path list` shows it
+        /// Name of the path in `path list`
         name: String,
-        /// When it stops answering, send it so many probes before they come more slowly; 100 without
+        /// Number of fast probes when the path stops answering [default: 100]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
         weight: Option<u32>,
-        /// Use it while its round trip is at most so many times the least of all; 2 without
+        /// Use it while its round trip is at most F times the shortest of all paths [default: 2]
         #[arg(long, value_name = "F")]
         delta: Option<f64>,
     },
-    /// Send new data as the scheduler chooses
+    /// Prefer no path: let the scheduler choose
+    #[command(after_help = "Examples:\n  dibsctl path unprefer\n  dibsctl path scheduler balanced")]
     Unprefer,
-    /// Share out new data over the paths otherwise; without a name, say how it is done now
+    /// Show or set the scheduler, which spreads data over paths
+    #[command(
+        after_help = "Examples:\n  dibsctl path scheduler\n  dibsctl path scheduler redundant"
+    )]
     Scheduler {
-        /// Which
+        /// Scheduler to use from now on
         #[arg(value_parser = PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)))]
         name: Option<String>,
     },
-    /// Say what a path is for
+    /// Set what a path is used for
+    #[command(
+        after_help = "Examples:\n  dibsctl path role lte backup\n  dibsctl path role lte off"
+    )]
     Role {
-        /// As `path list` shows it
+        /// Name of the path in `path list`
         name: String,
-        /// For data; for what the others have no room for; for when the others are gone; for nothing
-        #[arg(value_parser = PossibleValuesParser::new(Role::ALL.map(Role::name)))]
+        /// Use of the path
+        #[arg(value_parser = role())]
         role: String,
     },
-    /// Limit what a path carries
-    #[command(group(ArgGroup::new("limit").args(["rate", "volume"]).required(true).multiple(true)))]
+    /// Limit the rate or the monthly data of a path
+    #[command(
+        group(ArgGroup::new("limit").args(["rate", "volume"]).required(true).multiple(true)),
+        after_help = "Examples:\n  dibsctl path limit lte --rate \"5 Mbit\" --data-cap \"10 GB\"\n  \
+            dibsctl path limit lte --rate none"
+    )]
     Limit {
-        /// As `path list` shows it
+        /// Name of the path in `path list`
         name: String,
-        /// What this host sends by it at most, such as "20 Mbit" a second, or none
+        /// Rate at which this host sends at most, such as "20 Mbit" a second, or none
         #[arg(long, value_parser = rate)]
         rate: Option<Limit>,
-        /// What it carries at most in a calendar month, both ways, such as "10 GB", or none
-        #[arg(long, value_parser = volume)]
+        /// Data that the path carries at most in a calendar month, both ways, such as "10 GB", or none
+        #[arg(long = "data-cap", alias = "volume", value_name = "DATA", value_parser = volume)]
         volume: Option<Limit>,
     },
-    /// Use the paths as the configuration file says again
+    /// Use the paths as the configuration file says
+    #[command(after_help = "Examples:\n  dibsctl path reset\n  dibsctl path list")]
     Reset,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum PeerCommand {
-    /// Name, state and load
+    /// List peers and their sessions
+    #[command(
+        after_help = "Examples:\n  dibsctl peer list\n  dibsctl --json peer list | jq '.[].state'"
+    )]
     List,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum BumpCommand {
-    /// Name, kind and use
+    /// List bumps, their kind and use
+    #[command(
+        after_help = "Examples:\n  dibsctl bump list\n  dibsctl --json bump list | jq '.[].name'"
+    )]
     List,
 }
 
-/// What names connections that are, and those to come.
+/// Selectors of open and of new connections.
 const CLASS: [&str; 8] = ["all", "dport", "sport", "dst", "src", "uid", "user", "peer"];
 
-/// The same, and what names only those that are.
+/// Selectors of open connections.
 const SELECTOR: [&str; 10] = [
     "conn", "pid", "all", "dport", "sport", "dst", "src", "uid", "user", "peer",
 ];
 
-/// Something has to be selected.
-fn selectors() -> ArgGroup {
-    ArgGroup::new("selector").required(true).multiple(true)
-}
+/// Heading of what selects connections.
+const SELECTORS: &str = "Selectors (a connection must match all that are given)";
 
-/// A connection has to match in everything that is given.
+/// Advice for a command line that selects nothing.
+pub(crate) const SELECT: &str = "select connections, for example with --dport 22, or with --all";
+
+/// Selectors of open connections.
 #[derive(clap::Args)]
+#[command(next_help_heading = SELECTORS)]
 pub(crate) struct SelectorArgs {
-    /// One connection, as `conn list` shows it
+    /// Number of one connection in `conn list`
     #[arg(long, value_name = "ID", conflicts_with_all = &SELECTOR[1..])]
     conn: Option<ConnId>,
     #[command(flatten)]
@@ -269,51 +339,53 @@ pub(crate) struct SelectorArgs {
     pid: Option<u32>,
 }
 
-/// A connection, now or to come, has to match in everything that is given.
+/// Selectors of open and of new connections.
 #[derive(clap::Args)]
+#[command(next_help_heading = SELECTORS)]
 pub(crate) struct ClassArgs {
     /// All connections to peers
     #[arg(long, conflicts_with_all = &CLASS[1..])]
     all: bool,
-    /// Port of the far end
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Port of the other end, a number or a service such as ssh
+    #[arg(long, value_name = "PORT", value_parser = port)]
     dport: Option<u16>,
-    /// Port of this end
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Port of this end, a number or a service
+    #[arg(long, value_name = "PORT", value_parser = port)]
     sport: Option<u16>,
-    /// Address or prefix of the far end
+    /// Address or network of the other end
     #[arg(long, value_name = "ADDRESS", value_parser = prefix)]
     dst: Option<IpNet>,
-    /// Address or prefix of this end
+    /// Address or network of this end
     #[arg(long, value_name = "ADDRESS", value_parser = prefix)]
     src: Option<IpNet>,
-    /// Number of the user that owns the socket
+    /// User that owns the socket, by number
     #[arg(long, value_name = "UID")]
     uid: Option<u32>,
-    /// Name of that user
+    /// User that owns the socket, by name
     #[arg(long, value_name = "NAME", value_parser = uid_of, conflicts_with = "uid")]
     user: Option<u32>,
-    /// Name of the peer
+    /// Peer, by name
     #[arg(long, value_name = "NAME")]
     peer: Option<String>,
 }
 
-/// What a rule may name besides, once for all connections to come.
+/// Selectors of rules alone.
 #[derive(clap::Args)]
+#[command(next_help_heading = SELECTORS)]
 pub(crate) struct TermArgs {
-    /// Number of the group of the socket
+    /// Group that owns the socket, by number
     #[arg(long, value_name = "GID")]
     gid: Option<u32>,
-    /// Interface by which the connection would go without a bump
+    /// Interface by which the connection would leave without a bump
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
     /// Differentiated services code point, a number or a name such as EF
     #[arg(long, value_name = "DSCP")]
     dscp: Option<String>,
-    /// Part of each day by the local time, such as 08:00-18:00
+    /// Part of each day in local time, such as 08:00-18:00
     #[arg(long, value_name = "SPAN")]
     time: Option<String>,
-    /// Further matches of iptables, such as "-m length --length 0:99"; root only
+    /// Further matches of iptables, such as "-m length --length 0:99" (root only)
     #[arg(long, value_name = "MATCHES", allow_hyphen_values = true)]
     r#match: Option<String>,
 }
@@ -379,6 +451,54 @@ impl From<ClassArgs> for Selector {
     }
 }
 
+/// Port of a number, or of a service of TCP in `/etc/services`.
+fn port(text: &str) -> Result<u16, String> {
+    if text.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
+        let port = text.parse().ok().filter(|port| *port > 0);
+        return port.ok_or_else(|| "a port is a number from 1 to 65535".to_owned());
+    }
+    let services = std::fs::read_to_string("/etc/services").unwrap_or_default();
+    let of_line = |line: &str| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        let (name, place) = (words.next()?, words.next()?);
+        let named = name == text || words.any(|alias| alias == text);
+        let port = place.strip_suffix("/tcp").filter(|_| named)?;
+        port.parse().ok()
+    };
+    let port = services.lines().find_map(of_line);
+    port.ok_or_else(|| {
+        "/etc/services has no such service for TCP: write the number of the port".to_owned()
+    })
+}
+
+/// Refuses what selects one connection or process, in a rule.
+fn in_no_rule(_: &str) -> Result<String, String> {
+    Err("a rule cannot select one connection or process: use dibsctl enable, or select by port or user".to_owned())
+}
+
+/// Roles by the names of the command line, as the daemon calls them.
+fn role() -> impl TypedValueParser<Value = String> {
+    let shown = Role::ALL.map(|role| match role {
+        Role::Never => PossibleValue::new(OFF).alias(role.name()).help("nothing"),
+        Role::Primary => PossibleValue::new(role.name()).help("data"),
+        Role::Secondary => {
+            PossibleValue::new(role.name()).help("data that primary paths have no room for")
+        }
+        Role::Backup => PossibleValue::new(role.name()).help("data only while no other path can"),
+    });
+    let named = |name: String| {
+        if name == OFF {
+            Role::Never.name().to_owned()
+        } else {
+            name
+        }
+    };
+    PossibleValuesParser::new(shown).map(named)
+}
+
+/// Role [`Role::Never`], for users.
+pub(crate) const OFF: &str = "off";
+
 fn rate(text: &str) -> Result<Limit, BadAmount> {
     match text {
         "none" => Ok(Limit::None),
@@ -412,10 +532,49 @@ mod tests {
         Args::command().debug_assert();
     }
 
+    /// Each command that a user may give begins its help with a verb, and has two examples or more.
+    #[test]
+    fn help_has_examples() {
+        fn leaves(command: &clap::Command, found: &mut Vec<clap::Command>) {
+            if !command.has_subcommands() {
+                found.push(command.clone());
+            }
+            let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+            shown.for_each(|sub| leaves(sub, found));
+        }
+        let mut found = Vec::new();
+        leaves(&Args::command(), &mut found);
+        assert!(found.len() > 25, "{} commands", found.len());
+        for command in found {
+            let name = command.get_name();
+            let about = command
+                .get_about()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(about.len() < 60, "{name}: {about}");
+            let examples = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(examples.lines().count() > 2, "{name}: {examples:?}");
+        }
+    }
+
     #[test]
     fn prefixes() {
         assert_eq!(prefix("10.0.1.2").unwrap().to_string(), "10.0.1.2/32");
         assert_eq!(prefix("10.0.1.2/24").unwrap().to_string(), "10.0.1.0/24");
         assert!(prefix("server").is_err());
+    }
+
+    #[test]
+    fn ports() {
+        assert_eq!(port("443"), Ok(443));
+        for wrong in ["0", "65536", "-1", "22x", "no-such-service", ""] {
+            assert!(port(wrong).is_err(), "{wrong}");
+        }
+        if std::path::Path::new("/etc/services").exists() {
+            assert_eq!(port("ssh"), Ok(22));
+        }
     }
 }

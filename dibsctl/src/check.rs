@@ -20,7 +20,7 @@ pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
             let warnings = config.warnings();
             let answer = json!({ "ok": true, "file": name, "warnings": warnings });
             show(json, &answer, || {
-                format!("{name} is right: {}\n", summary(&config))
+                format!("{name} is valid: {}\n", summary(&config))
             })?;
             if !json {
                 warn(&warnings);

@@ -5,10 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
-use dibs_control::{Changed, Client, ClientError, Match, NewRule, PathChange, Selector};
+use clap::error::ErrorKind;
+use dibs_control::{Changed, Client, ClientError, Match, NewRule, PathChange, Selector, Terms};
 use serde::Serialize;
 
-use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
+use crate::args::{
+    Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand, SELECT,
+};
 use crate::output::{show, unix_now, warn};
 use crate::table::Table;
 use crate::{check, cleanup, doctor, init, keys, program, render, top, units};
@@ -29,23 +32,25 @@ pub(crate) fn run(args: Args) -> Result<()> {
             })
         }
         Command::Enable { selector, bump } => {
-            let changed = telling(connect()?, |client| client.enable(selector.into(), bump))?;
+            let selector = selected(selector.into());
+            let changed = telling(connect()?, |client| client.enable(selector, bump))?;
             show_changed(json, &changed, now)
         }
         Command::Disable { selector, force } => {
-            let changed = telling(connect()?, |client| client.disable(selector.into(), force))?;
+            let selector = selected(selector.into());
+            let changed = telling(connect()?, |client| client.disable(selector, force))?;
             show_changed(json, &changed, now)?;
             // A user who expects plain, and reads the exit status alone, is not to be wrong about any of them.
             match &changed.skipped[..] {
                 [first, ..] => bail!(
-                    "{} stayed: {}",
+                    "{} did not move: {}",
                     units::count(changed.skipped.len(), "connection"),
                     first.reason
                 ),
                 [] => Ok(()),
             }
         }
-        Command::Rule(command) => rule(json, connect()?, command),
+        Command::Rule(command) => rule(json, connect, command),
         Command::Path(command) => path(json, connect()?, command),
         Command::Peer(PeerCommand::List) => {
             let peers = connect()?.peers()?;
@@ -80,6 +85,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
+/// Selector of a command line, which ends here if it selects nothing.
+fn selected(selector: Selector) -> Selector {
+    match selector {
+        Selector::Match(none) if none == Match::default() => {
+            let kind = ErrorKind::MissingRequiredArgument;
+            Args::command().error(kind, SELECT).exit()
+        }
+        selector => selector,
+    }
+}
+
 fn show_list<T: Serialize>(
     json: bool,
     list: &[T],
@@ -96,7 +112,11 @@ fn show_list<T: Serialize>(
 }
 
 /// Shows, makes or deletes rules.
-fn rule(json: bool, mut client: Client, command: RuleCommand) -> Result<()> {
+fn rule(
+    json: bool,
+    connect: impl Fn() -> Result<Client, ClientError>,
+    command: RuleCommand,
+) -> Result<()> {
     match command {
         RuleCommand::Add {
             class,
@@ -107,14 +127,18 @@ fn rule(json: bool, mut client: Client, command: RuleCommand) -> Result<()> {
             priority,
             scheduler,
         } => {
+            let terms = Terms::from(*terms);
             // With terms alone the rest is all connections.
-            let selector = match Selector::from(class) {
-                Selector::Match(none) if none == Match::default() => Selector::All,
-                selector => selector,
+            let selector = match terms == Terms::default() {
+                true => selected(class.into()),
+                false => match class.into() {
+                    Selector::Match(none) if none == Match::default() => Selector::All,
+                    selector => selector,
+                },
             };
-            let made = client.add_rule(NewRule {
+            let made = connect()?.add_rule(NewRule {
                 selector,
-                terms: (*terms).into(),
+                terms,
                 bump,
                 require,
                 prefer,
@@ -128,15 +152,15 @@ fn rule(json: bool, mut client: Client, command: RuleCommand) -> Result<()> {
             Ok(())
         }
         RuleCommand::List => {
-            let rules = client.rules()?;
+            let rules = connect()?.rules()?;
             show_list(json, &rules, "rule", || render::rules(&rules))
         }
         RuleCommand::Del { id, force } => {
-            let gone = client.delete_rule(id, force)?;
+            let gone = connect()?.delete_rule(id, force)?;
             show(json, &gone, || render::gone(&gone))?;
             match &gone.kept[..] {
                 [first, ..] => bail!(
-                    "rule {id} is deleted, and {} of it stay on the bump: {} (\"disable --force\" moves them all the same)",
+                    "rule {id} is deleted, but {} of it did not move: {}; dibsctl disable --force moves them, and may break them",
                     units::count(gone.kept.len(), "connection"),
                     first.reason
                 ),
@@ -199,9 +223,9 @@ fn telling(
         eprint!("{CLEAR}");
     }
     changed.map_err(|error| match error {
-        ClientError::Timeout { .. } => anyhow!(
-            "{error}; what it has begun it goes on with: see dibsctl conn list for where connections are"
-        ),
+        ClientError::Timeout { .. } => {
+            anyhow!("{error}; it continues what it began: see dibsctl conn list")
+        }
         error => error.into(),
     })
 }
@@ -213,7 +237,7 @@ fn show_changed(json: bool, changed: &Changed, now: f64) -> Result<()> {
     }
     match &changed.skipped[..] {
         [first, ..] if changed.connections.is_empty() => bail!(
-            "none of {} could be changed: {}",
+            "none of {} moved: {}",
             units::count(changed.skipped.len(), "connection"),
             first.reason
         ),
@@ -237,6 +261,30 @@ fn follow(json: bool, client: Client) -> Result<()> {
 }
 
 fn man(directory: &Path) -> Result<()> {
-    clap_mangen::generate_to(Args::command(), directory)
+    let mut command = Args::command();
+    command.build();
+    pages(&command, directory)
         .with_context(|| format!("cannot write the manual to {}", directory.display()))
+}
+
+/// Sections of each page of the manual behind those of its command.
+const ENDING: &str = "\
+.SH FILES
+/etc/dibs/dibsd.toml, /etc/dibs/private.key, /run/dibs/dibsd.sock
+.SH \"EXIT STATUS\"
+0 for success, 1 if the command was refused or failed, with one sentence on standard error, 2 for a wrong command line.
+.SH \"SEE ALSO\"
+dibsctl(1), dibsd(8), dibsd.toml(5), /usr/share/doc/dibs
+";
+
+/// Writes the page of a command and those of its subcommands.
+fn pages(command: &clap::Command, directory: &Path) -> io::Result<()> {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        pages(sub, directory)?;
+    }
+    let man = clap_mangen::Man::new(command.clone());
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let text = String::from_utf8_lossy(&page).replacen(".SH EXTRA\nExamples:", ".SH EXAMPLES", 1);
+    std::fs::write(directory.join(man.get_filename()), text + ENDING)
 }

@@ -20,32 +20,31 @@ use self::interfaces::Interface;
 use self::report::{ByLine, Peer, Report};
 use crate::output::say;
 
-/// What cannot be found out.
+/// Options for what `init` cannot find out.
 #[derive(clap::Args)]
 pub(crate) struct Wishes {
-    /// The line that `dibsctl init` printed on the other host
-    #[arg(long, value_name = "LINE")]
+    /// Add the other host, with the join token that `dibsctl init` printed there
+    #[arg(long, value_name = "TOKEN")]
     peer: Option<Introduction>,
-    /// Interfaces that nobody else listens on, up to the other host; without, those that are in a
-    /// network with a trusted one of the other host, and none without --peer
+    /// Interfaces where nobody can eavesdrop, up to the other host [default: with --peer, those that share a network
+    /// with a trusted interface of the other host]
     #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
     trusted: Vec<String>,
-    /// Interfaces that somebody may listen on, or none; without, all others that are a way out of
-    /// this host
+    /// Interfaces where somebody may eavesdrop, or "none" [default: all others that lead out of this host]
     #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
     untrusted: Vec<String>,
-    /// Address by which other hosts reach this one, if it is translated to one of its own on the
-    /// way, as in a cloud or behind a port forwarding; of the interface named, if there are several
+    /// Public address that NAT translates to an address of this host, as in a cloud or behind a port forwarding; name
+    /// its interface if there are several
     #[arg(long, value_name = "[INTERFACE=]ADDRESS", value_delimiter = ',')]
     public: Vec<Public>,
-    /// The configuration; private.key is beside it
+    /// Configuration file to write; private.key is made beside it
     #[arg(
         long = "config",
         value_name = "FILE",
         default_value = "/etc/dibs/dibsd.toml"
     )]
     file: PathBuf,
-    /// Write a configuration that is there anew; the old one is kept as FILE.old, and the key as it is
+    /// Replace an existing configuration; the old one is kept as FILE.old, and the key is not changed
     #[arg(long)]
     force: bool,
 }
@@ -72,7 +71,7 @@ impl FromStr for Public {
     }
 }
 
-/// Where the daemon looks for its key unless the file says otherwise.
+/// File in which the daemon looks for its key unless the file says otherwise.
 const USUAL_KEY: &str = "/etc/dibs/private.key";
 
 /// The one word of `--untrusted` that is no interface.
@@ -131,8 +130,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let shown = file.display();
     ensure!(
         wishes.trusted.is_empty() && wishes.untrusted.is_empty() && wishes.public.is_empty(),
-        "{shown} is there already, and says which paths there are: change it there, or have it written anew \
-         with --force, which keeps the old one as {}",
+        "{shown} exists already and defines the paths: edit it, or replace it with --force, which keeps the old one as {}",
         files::old(file).display()
     );
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
@@ -158,8 +156,8 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
                 };
                 ensure!(
                     same && endpoints == known,
-                    "{shown} has this host already, as peer \"{}\" with other addresses or endpoints: delete \
-                     that [[peer]], and repeat this, or change it there",
+                    "{shown} already has this host as peer \"{}\", with other addresses or endpoints: edit that [[peer]], \
+                     or delete it and repeat this command",
                     there.name
                 );
                 met.peer.name.clone_from(&there.name);
@@ -191,7 +189,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     })
 }
 
-/// What `text` says, or what is wrong with it, with the place.
+/// Configuration of `text`, or its fault with the place.
 fn checked(file: &Path, text: &str) -> Result<Config> {
     dibs_config::parse(&file.display().to_string(), text).map_err(|error| {
         if let Error::Invalid(fault) = &error {
@@ -208,14 +206,12 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
         let known = name == NONE || interfaces.iter().any(|interface| interface.is_called(name));
         if !known {
             say(&report::offer(interfaces).to_string());
-            bail!(
-                "there is no interface \"{name}\" for a path on this host: name those listed above"
-            );
+            bail!("this host has no interface \"{name}\": choose from the list above");
         }
     }
     let both = { wishes.trusted.iter() }.find(|name| wishes.untrusted.contains(name));
     if let Some(name) = both {
-        bail!("{name} is named as trusted and as untrusted: name it once");
+        bail!("{name} is in both --trusted and --untrusted: name it once");
     }
     let faces_trusted = |interface: &Interface| {
         let ways = wishes.peer.iter().flat_map(|peer| &peer.ways);
@@ -261,8 +257,8 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
     if paths.is_empty() {
         say(&report::offer(interfaces).to_string());
         bail!(
-            "no interface of this host leads out of it and has an address: name one for a path with --untrusted, or with \
-             --trusted if nobody else listens there"
+            "no interface of this host has an address and leads out of it: choose one from the list above with --untrusted, \
+             or with --trusted if nobody can eavesdrop there"
         );
     }
     for public in &wishes.public {
@@ -273,12 +269,14 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
         let shown = public.address;
         ensure!(
             !several,
-            "{shown} leads to one of several interfaces: say to which, with --public INTERFACE={shown}"
+            "{shown} may belong to several interfaces: name one with --public INTERFACE={shown}"
         );
         let path = paths.iter_mut().find(named);
         let path = path.with_context(|| {
             let name = public.interface.as_deref().unwrap_or_default();
-            format!("{name} makes no path, so {shown} cannot lead to it")
+            format!(
+                "{shown} cannot belong to {name}, which is no path: name an interface that is one"
+            )
         })?;
         path.public.push(shown);
     }
@@ -305,7 +303,7 @@ fn meet(
 ) -> Result<Met> {
     ensure!(
         own_key != Some(other.public_key),
-        "this is the line of this host itself: paste the one that `dibsctl init` prints on the other host"
+        "this is the join token of this host: paste the one that `dibsctl init` prints on the other host"
     );
     let own: Vec<OwnPath> = { config.paths.iter() }
         .map(|path| OwnPath {
@@ -339,8 +337,8 @@ fn meet(
             left => left.join("; "),
         };
         return Err(anyhow!(
-            "the line of {} names no address that connections to it could have ({left}): give its interfaces addresses \
-             in a network with a path here, and have `dibsctl init` print the line again there",
+            "the join token of {} names no address that this host can use ({left}): give its interfaces addresses in a \
+             network with a path here, and run `dibsctl init` again there",
             other.name
         ));
     }
@@ -371,8 +369,7 @@ fn meet(
     warnings.extend(unmet.map(|(path, why)| without_endpoint(&name, other, path, &why)));
     if { claims.taken.iter() }.any(|taken| taken.ground == Ground::Word) {
         warnings.push(format!(
-            "no path here leads to {name}: its addresses are in the configuration because its line names them, and may be \
-             a third host's"
+            "no path here leads to {name}: its addresses are taken from its join token alone, and may belong to a third host"
         ));
     }
     Ok(Met {
@@ -403,8 +400,8 @@ fn of_no_other_peer(config: &Config, other: &Introduction, claims: &Claims) -> R
                 .find(|net| net.contains(&taken.address));
             if let Some(net) = within {
                 bail!(
-                    "the line of {} names {}, in {net}, which is peer \"{}\"'s: nothing was changed; if it is right, \
-                     first correct the addresses of that peer",
+                    "the join token of {} names {}, in {net}, which is peer \"{}\"'s: nothing was changed; if the token is \
+                     right, first correct the addresses of that peer",
                     other.name,
                     taken.address,
                     peer.name
@@ -420,40 +417,40 @@ fn without_endpoint(name: &str, other: &Introduction, path: &OwnPath, why: &Unme
     let own = &path.name;
     match why {
         Unmet::NoAddress => format!(
-            "path {own} gets no endpoint of {name}: its interface has no address now; write {own} = \"ADDRESS:{}\" \
-             under [peer.endpoints], or {name} calls by it",
+            "path {own} gets no endpoint of {name}: its interface has no address now; write {own} = \"ADDRESS:{}\" under \
+             [peer.endpoints], unless {name} has an endpoint of this host there",
             other.port
         ),
         Unmet::Labels(way, endpoint) => format!(
-            "path {own} gets no endpoint of {name}: it is {} here, and {} there, which it reaches, is {}; if the two belong \
-             together, write {own} = \"{endpoint}\" under [peer.endpoints] (the lower label counts)",
+            "path {own} gets no endpoint of {name}: it is {} here, but {}, which it reaches there, is {}; if the two belong \
+             together, write {own} = \"{endpoint}\" under [peer.endpoints] (the path counts as untrusted)",
             path.trust.as_str(),
             way.name,
             way.trust.as_str()
         ),
         Unmet::Unreached => format!(
-            "path {own} gets no endpoint of {name}: no address of {name} is in its network or reached by it; write {own} = \
-             \"ADDRESS:{}\" under [peer.endpoints], or {name} calls by it",
+            "path {own} gets no endpoint of {name}: it reaches no address of {name}; write {own} = \"ADDRESS:{}\" under \
+             [peer.endpoints], unless {name} has an endpoint of this host there",
             other.port
         ),
     }
 }
 
-/// What the user should hear of how the hosts meet.
+/// Warnings for the user about how the hosts meet.
 fn warnings(config: &Config, name: &str, met: &[Meeting<'_>]) -> Vec<String> {
     let both = |met: &&Meeting<'_>| [met.trust, met.way.trust] == [Trust::Trusted; 2];
     let mut warnings = Vec::new();
     let trusts = { config.paths.iter() }.any(|path| path.trust == Trust::Trusted);
     if trusts && !met.iter().any(|met| both(&met)) {
         warnings.push(format!(
-            "no path that both hosts trust is known to lead to {name}: until {name} calls by one, or \
-             [peer.endpoints] names where it listens there, nothing can take a bump"
+            "no path that both hosts trust leads to {name}: connections cannot be protected until {name} contacts this host \
+             over one, or [peer.endpoints] names its address there"
         ));
     }
     let apart = met.iter().filter(|met| met.trust != met.way.trust);
     warnings.extend(apart.map(|met| {
         format!(
-            "path {} is {} here, and {} on {name}, where it is {}: it counts as untrusted",
+            "path {} is {} here but {} on {name} (as {}): it counts as untrusted",
             met.path,
             met.trust.as_str(),
             met.way.trust.as_str(),

@@ -20,6 +20,22 @@ use dibsctl::{output, units};
 
 use crate::args::Args;
 
+/// Answer to a command line without a command: those that matter first.
+const FIRST: &str = "\
+dibsctl controls dibs on this host. The commands that matter first:
+
+  dibsctl status                  Show the daemon, peers and paths
+  dibsctl conn list               List open connections to peers
+  dibsctl enable --dport 5432     Protect the open connections to port 5432
+  dibsctl disable --dport 5432    Return them to plain TCP
+  dibsctl doctor                  Find out why something does not work
+
+Set up a host: dibsctl init. All commands: dibsctl --help. One of them: dibsctl enable --help.";
+
 fn main() -> ExitCode {
+    if std::env::args_os().len() < 2 {
+        output::say(FIRST);
+        return ExitCode::from(2);
+    }
     output::ended(commands::run(Args::parse()))
 }

@@ -11,24 +11,24 @@ pub const SOCKET: &str = "/run/dibs/dibsd.sock";
 /// Options of `dibsctl eavesdrop`.
 #[derive(Args)]
 pub struct Eavesdrop {
-    /// A capture, pcap or pcapng
+    /// Capture made on a path, pcap or pcapng
     #[arg(long, value_name = "FILE", required_unless_present = "path")]
     pub pcap: Option<PathBuf>,
-    /// A path of the running daemon; listening takes root
+    /// Path of the running daemon to listen on (root only)
     #[arg(long, value_name = "NAME", conflicts_with = "pcap")]
     pub path: Option<String>,
-    /// Only what can be of this connection: its own segments while it is plain, and the datagrams of its peer, which
-    /// do not tell connections apart
+    /// Show one connection: its segments while it is plain, and all datagrams of its peer, which do not tell connections
+    /// apart
     #[arg(long, value_name = "ID", requires = "path")]
     pub conn: Option<ConnId>,
-    /// How long to listen on the path
+    /// Time to listen on the path
     #[arg(long, value_name = "SECONDS", default_value_t = 10, conflicts_with = "pcap",
         value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
     /// UDP port of dibs
     #[arg(long, value_name = "PORT", default_value_t = 5300, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
-    /// A file that the eavesdropper knows to have passed
+    /// File that the eavesdropper knows was sent
     #[arg(long, value_name = "FILE")]
     pub known: Option<PathBuf>,
 }
@@ -36,7 +36,7 @@ pub struct Eavesdrop {
 /// Options of `dibsctl demo`.
 #[derive(Args)]
 pub struct Demo {
-    /// The length of the text, in MiB
+    /// Length of the text, in MiB
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65536))]
     pub mebibytes: u32,
 }

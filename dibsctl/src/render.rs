@@ -10,6 +10,9 @@ use dibs_control::{
     PeerInfo, Preferences, RuleGone, RuleInfo, RuleMade, RuleOrigin, Skipped, Status,
 };
 
+use dibs_settings::Role;
+
+use crate::args::OFF;
 use crate::table::{Table, table};
 use crate::units::{age, bytes, count, micros, percent, printable, rate, volume, word};
 
@@ -23,11 +26,11 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
     );
     text += &match &status.backstop.reason {
         Some(reason) => format!(
-            "backstop {}: {}\n",
+            "kill switch {}: {}\n",
             status.backstop.state,
             printable(reason)
         ),
-        None => format!("backstop {}\n", status.backstop.state),
+        None => format!("kill switch {}\n", status.backstop.state),
     };
     for warning in &status.warnings {
         text += &format!("warning: {}\n", printable(warning));
@@ -137,7 +140,7 @@ pub(crate) fn made(made: &RuleMade) -> String {
     let mut text = format!("rule {}: {}\n", made.rule.id, rule(&made.rule));
     for gone in &made.displaced {
         let (id, what) = (gone.id, rule(gone));
-        text += &format!("rule {id} gave way to it and is gone: {what}\n");
+        text += &format!("rule {id} contradicted it and was deleted: {what}\n");
     }
     text
 }
@@ -174,7 +177,7 @@ pub(crate) fn paths(paths: &[PathInfo]) -> Table {
         "PATH", path.name.clone();
         "PEER", path.peer.clone();
         "TRUST", word(path.trust);
-        "ROLE", path.role.clone();
+        "ROLE", role(&path.role).to_owned();
         "STATE", word(path.state);
         "REMOTE", path.remote.map(|remote| remote.to_string()).unwrap_or_default();
         ">RTT", path.srtt_us.map(micros).unwrap_or_default();
@@ -185,7 +188,7 @@ pub(crate) fn paths(paths: &[PathInfo]) -> Table {
         ">IN FLIGHT", bytes(path.in_flight);
         ">PACED", path.pacing_rate.map(rate).unwrap_or_default();
         ">LIMIT", limit(path).unwrap_or_default();
-        ">VOLUME", volumes(path).unwrap_or_default();
+        ">DATA CAP", volumes(path).unwrap_or_default();
         ">MTU", path.mtu.to_string();
         "NOTE", notes(path);
     )
@@ -221,6 +224,14 @@ pub(crate) fn path_change(change: &PathChange, now: &Preferences) -> String {
     }
 }
 
+/// Role as users call it.
+fn role(name: &str) -> &str {
+    match name == Role::Never.name() {
+        true => OFF,
+        false => name,
+    }
+}
+
 fn preferred(now: &Preferences) -> String {
     match &now.prefer {
         Some(prefer) => format!(
@@ -235,7 +246,7 @@ fn preferred(now: &Preferences) -> String {
 
 /// `path wlan: backup, 20 Mbit a second, 10 GB a month`
 fn usage(usage: &PathUsage) -> String {
-    let mut text = format!("path {}: {}", usage.name, usage.role);
+    let mut text = format!("path {}: {}", usage.name, role(&usage.role));
     if let Some(rate) = usage.rate_limit.and_then(|bits| Rate::new(bits).ok()) {
         text += &format!(", {rate} a second");
     }
@@ -283,7 +294,7 @@ pub(crate) fn bumps(bumps: &[BumpInfo]) -> Table {
         let notes = [
             bump.default.then(|| "default".to_owned()),
             shares.map(|(needed, shares)| format!("{needed} of {shares} shares")),
-            answers.map(|what| format!("{what} comes back by it")),
+            answers.map(|what| format!("{what} comes back over it")),
             bump.reason.clone(),
         ];
         Vec::from_iter(notes.into_iter().flatten()).join("; ")

@@ -16,19 +16,19 @@ use crate::output::{show, unix_now};
 use draw::Screen;
 use model::{Order, Sample, Sort, View};
 
-/// How `top` shows things.
+/// Options of `top`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Look twice, print what flowed between, and end; with --json too
+    /// Print one measurement of one interval, and end; --json does so too
     #[arg(long)]
     once: bool,
-    /// What connections are sorted by; the most first
+    /// Column to sort connections by, highest first
     #[arg(long, value_name = "COLUMN", default_value = "rate")]
     sort: Sort,
-    /// The other way round
+    /// Reverse the order
     #[arg(long)]
     reverse: bool,
-    /// Seconds between two looks
+    /// Seconds between two measurements
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 }

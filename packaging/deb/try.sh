@@ -15,7 +15,7 @@ install() {
     say "installed $(dpkg-query --show dibs) with $(dpkg-query --show --showformat='${Depends}' dibs)"
     getent group dibs >/dev/null || fail "there is no group dibs"
     local file
-    for file in /usr/share/man/man1/dibsctl-enable.1.gz /usr/share/man/man8/dibsd.8.gz \
+    for file in /usr/share/man/man1/dibsctl-enable.1.gz /usr/share/man/man8/dibsd.8.gz /usr/share/man/man5/dibsd.toml.5.gz \
         /usr/share/bash-completion/completions/dibsctl /usr/share/doc/dibs/copyright \
         /usr/share/doc/dibs/examples/host-a.toml /usr/lib/systemd/system/dibsd.service \
         /usr/lib/sysusers.d/dibs.conf /usr/lib/modules-load.d/dibs.conf \

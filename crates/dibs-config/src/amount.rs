@@ -4,11 +4,11 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-/// What a path sends at most.
+/// Rate limit of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(u64);
 
-/// What a path carries at most in a month.
+/// Data cap of a path for a month.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Volume(u64);
 
@@ -38,7 +38,7 @@ const VOLUMES: [(&str, u64); 5] = [
 ];
 
 impl Rate {
-    /// Of bits a second. Below 64 kbit a datagram takes as long as a path has to answer a probe.
+    /// Rate of so many bits a second. Below 64 kbit a datagram takes as long as a path has to answer a probe.
     ///
     /// # Errors
     /// It is not within 64 kbit and 1000 Gbit.
@@ -61,7 +61,7 @@ impl Rate {
 }
 
 impl Volume {
-    /// Of bytes.
+    /// Volume of so many bytes.
     ///
     /// # Errors
     /// It is not within 1 MB and 1000000 TB.

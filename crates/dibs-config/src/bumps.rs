@@ -77,7 +77,7 @@ impl BuiltIn {
         }
     }
 
-    /// What whoever uses it should hear.
+    /// Warning for its users.
     pub const fn warning(self) -> Option<&'static str> {
         match self {
             Self::Scramble => Some(
@@ -165,9 +165,8 @@ fn bumps_beside(
                     return Err(origin.at_value(&format!("bump.{index}"), message, None));
                 };
                 if bumps.len() == usual.len() + MOST_DEVICES {
-                    let message = format!(
-                        "this is one [[bump]] more than the {MOST_DEVICES} that have a mark"
-                    );
+                    let message =
+                        format!("the file has more than {MOST_DEVICES} [[bump]] of kind device");
                     return Err(origin.at_key(&place("device"), message, None));
                 }
                 bumps.push(BumpConfig {
@@ -181,7 +180,7 @@ fn bumps_beside(
                 let names = names.join(", ");
                 let taken = Wrong::new(
                     format!("\"{name}\" is taken"),
-                    format!("{names} exist without being listed, plain is no bump"),
+                    format!("choose another name: {names} and plain are taken"),
                 );
                 return Err(wrong(("name", taken)));
             }
@@ -226,8 +225,8 @@ fn scheme(table: &BumpTable, usual: u8, paths: usize) -> Result<BuiltIn, Fault> 
     let shares = table.shares.unwrap_or(usual.into());
     if table.shares.is_some() && !(2..=most).contains(&shares) {
         let wrong = Wrong::new(
-            format!("is {shares}, where the file has {paths} paths"),
-            "each share needs a path of its own, and there are two at least",
+            format!("is {shares}, but the file has {paths} path(s)"),
+            "use 2 to as many as there are paths, because each share needs a path of its own",
         );
         return Err(("shares", wrong));
     }
@@ -235,7 +234,7 @@ fn scheme(table: &BumpTable, usual: u8, paths: usize) -> Result<BuiltIn, Fault> 
     if !(2..=shares).contains(&needed) {
         let wrong = Wrong::new(
             format!("is {needed}, of {shares} shares"),
-            "2 at least, for one share would be the data, and no more than there are",
+            "use 2 to as many as there are shares",
         );
         return Err(("needed", wrong));
     }
@@ -257,14 +256,14 @@ fn device(
     let device = &table.device;
     let is_it = |bump: &&BumpConfig| device.is_some() && bump.device() == device.as_deref();
     if let Some(other) = bumps.iter().find(is_it) {
-        let wrong = format!("is that of bump \"{}\" too", other.name);
+        let wrong = format!("is also that of bump \"{}\"", other.name);
         return Err(("device", Wrong::bare(wrong)));
     }
     // Or what carries the bumps' data would go by a bump itself.
     let own = |path: &&PathConfig| device.is_some() && path.interface == *device;
     if let Some(path) = paths.iter().find(own) {
-        let wrong = format!("is the interface of path \"{}\" too", path.name);
-        let hint = "a device is a path or a bump, not both";
+        let wrong = format!("is also the interface of path \"{}\"", path.name);
+        let hint = "use the device of a VPN, which is no path";
         return Err(("device", Wrong::new(wrong, hint)));
     }
     Ok(device.clone())

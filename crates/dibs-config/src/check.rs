@@ -162,7 +162,7 @@ pub(crate) fn opening(text: &str) -> Result<Opening, Wrong> {
         (Some(place), Ok(PortRange { first, last })) => Ok(Opening { place, first, last }),
         _ => Err(Wrong::new(
             format!(
-                "\"{}\" is nothing that a peer may open",
+                "\"{}\" is neither a port nor an address with port",
                 text.escape_debug()
             ),
             "write \"22\" or \"8000-8010\" for ports at the addresses of the paths' interfaces, \"10.9.0.1:22\" or \
@@ -196,7 +196,7 @@ pub(crate) fn mark_mask(mask: u32) -> Result<u32, Wrong> {
     if mask.count_ones() < 6 {
         return Err(Wrong::new(
             format!(
-                "{mask:#x} has {} bits, and six are needed",
+                "{mask:#x} has {} bits, but six are needed",
                 mask.count_ones()
             ),
             "such as the default 0x3f000000",
@@ -225,7 +225,7 @@ pub(crate) fn host(text: &str) -> Result<IpAddr, Wrong> {
     let broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
     match address.is_loopback() || broadcast {
         true => Err(Wrong::bare(format!(
-            "\"{address}\" is not the address of one host in a network"
+            "\"{address}\" is not an address of one host in a network"
         ))),
         false => Ok(address),
     }
@@ -236,7 +236,7 @@ pub(crate) fn address_with_port(text: &str) -> Result<SocketAddr, Wrong> {
     let wrong = match text.parse::<SocketAddr>() {
         Ok(endpoint) if endpoint.port() == 0 => "has port 0",
         Ok(endpoint) if endpoint.ip().is_unspecified() || endpoint.ip().is_multicast() => {
-            "is not the address of one host"
+            "is not an address of one host"
         }
         Ok(endpoint) => return Ok(endpoint),
         Err(_) => match text.trim_matches(['[', ']']).parse::<IpAddr>() {
@@ -268,10 +268,8 @@ pub(crate) fn loopback(text: &str) -> Result<SocketAddr, Wrong> {
     match address.ip().is_loopback() {
         true => Ok(address),
         false => Err(Wrong::new(
-            format!(
-                "\"{address}\" is no loopback address, and what listens there asks nobody who he is"
-            ),
-            "write \"127.0.0.1:9477\", and let a proxy that asks pass it on to other hosts",
+            format!("\"{address}\" is not a loopback address, and metrics have no authentication"),
+            "write \"127.0.0.1:9477\"; for other hosts, use a proxy with authentication",
         )),
     }
 }
@@ -295,13 +293,13 @@ pub(crate) fn device(text: &str) -> Result<String, Wrong> {
     if name.strip_prefix("dibs").is_some_and(is_ours) {
         return Err(Wrong::new(
             format!("\"{name}\" is a name of dibsd's own devices"),
-            "name the device of a VPN, such as \"tun9\"",
+            "write the device of a VPN, such as \"tun9\"",
         ));
     }
     if matches!(name.as_str(), "lo" | "all" | "default") || name.contains(':') {
         return Err(Wrong::new(
             format!("\"{name}\" is not a TUN or TAP device"),
-            "name the device of a VPN, such as \"tun9\"",
+            "write the device of a VPN, such as \"tun9\"",
         ));
     }
     Ok(name)

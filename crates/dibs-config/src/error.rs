@@ -28,9 +28,9 @@ pub struct Invalid {
     pub line: usize,
     /// From 1, in characters.
     pub column: usize,
-    /// What is wrong, without a full stop.
+    /// Fault, without a full stop.
     pub message: String,
-    /// What was probably meant.
+    /// Cure that was probably meant.
     pub hint: Option<String>,
     source_line: String,
     width: usize,

@@ -30,10 +30,11 @@ pub enum KeyFileError {
     #[error("key file {}: {}", .0.display(), .1)]
     Io(PathBuf, std::io::Error),
     /// Group or others may access it, by these permission bits.
-    #[error("key file {} is open to others than its owner (mode {:04o}); chmod 600 it", .0.display(), .1)]
+    #[error("key file {} can be read by others (mode {:04o}): run chmod 600 on it", .0.display(), .1)]
     Exposed(PathBuf, u32),
     /// Somebody else's: he can read it, and put another key there.
-    #[error("key file {} belongs to uid {owner}, who is neither root nor the user that reads it (uid {reader}); chown it to that user", path.display())]
+    #[error("key file {} belongs to uid {owner}, but must belong to root or to uid {reader}, which reads it: \
+             chown it", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -297,8 +298,8 @@ mod tests {
         ] {
             let said = error.expect("it is refused").to_string();
             let expected = format!(
-                "key file {} belongs to uid 1234, who is neither root nor the user that reads it (uid {reader}); \
-                 chown it to that user",
+                "key file {} belongs to uid 1234, but must belong to root or to uid {reader}, which reads \
+                 it: chown it",
                 path.display()
             );
             assert_eq!(said, expected);

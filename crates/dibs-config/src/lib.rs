@@ -46,7 +46,7 @@ pub struct Config {
     pub prefer: Option<Prefer>,
     /// Each `[[peer]]`, in order of the file.
     pub peers: Vec<PeerConfig>,
-    /// Those that are built in, then each device in order of the file.
+    /// Bumps that are built in, then each device in order of the file.
     pub bumps: Vec<BumpConfig>,
     /// Each `[[rule]]`, in order of the file, which is the order in which they are tried.
     pub rules: Vec<RuleConfig>,
@@ -88,7 +88,7 @@ pub struct Daemon {
     pub trusted_share: f64,
     /// `hold`
     pub on_trusted_down: OnTrustedDown,
-    /// What `enable` takes without `--bump`; none: it must be named.
+    /// Bump that `enable` takes without `--bump`; none: it must be named.
     pub default_bump: Option<String>,
     /// None; the networks that this host forwards for, host bits zero. None shares an address with a
     /// peer's.
@@ -145,7 +145,7 @@ impl Daemon {
     }
 }
 
-/// What chained flows do while no trusted path is alive.
+/// Behaviour of chained flows while no trusted path is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTrustedDown {
@@ -170,18 +170,18 @@ pub struct PathConfig {
     pub public: Vec<IpAddr>,
     /// This end's label.
     pub trust: Trust,
-    /// What it is for.
+    /// Use of the path.
     pub usage: PathUsage,
 }
 
-/// What a path may be used for.
+/// Use of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathUsage {
     /// `primary`
     pub role: Role,
-    /// What this host sends by it at most, UDP payload; none: as much as it carries.
+    /// Limit of what this host sends over it, UDP payload; none: as much as it carries.
     pub rate: Option<Rate>,
-    /// What it carries at most in a month, both ways, UDP payload; none: any.
+    /// Data cap for a month, both ways, UDP payload; none: any.
     pub volume: Option<Volume>,
 }
 
@@ -234,7 +234,7 @@ pub struct PeerConfig {
     /// Endpoints of the peer, by name of a local path, in order of the names. A missing path waits to be called.
     #[serde(default, deserialize_with = "read::endpoints")]
     pub endpoints: Vec<(String, Endpoint)>,
-    /// What the peer may open here: at the addresses of the paths' interfaces and the networks behind this host
+    /// Connections that the peer may open here: at the addresses of the paths' interfaces and the networks behind this host
     /// if nothing is said, and nothing if the list is empty. If nothing is said, a peer that every address is behind may open
     /// nothing.
     #[serde(default = "paths_alone", deserialize_with = "read::openings")]
@@ -250,11 +250,11 @@ fn paths_alone() -> Vec<Opening> {
 pub struct BumpConfig {
     /// Unique.
     pub name: String,
-    /// What it does.
+    /// Kind of the bump.
     pub kind: BumpKind,
 }
 
-/// What a bump does.
+/// Kind of a bump.
 #[derive(Clone, Debug)]
 pub enum BumpKind {
     /// One that exists without being listed.
@@ -274,7 +274,7 @@ const DEVICE: &str = "device";
 pub struct RuleConfig {
     /// A name out of [`Config::bumps`].
     pub bump: String,
-    /// Which connections.
+    /// Selection of the connections.
     pub selection: Selection,
     /// 0; of rules that select the same connection the one with the highest decides, then the first.
     pub priority: i32,
@@ -306,7 +306,7 @@ pub fn state_dir(file: &Path) -> PathBuf {
     named.unwrap_or_else(|| PathBuf::from(STATE_DIR))
 }
 
-/// Whether a `[[path]]` can name this interface.
+/// True if a `[[path]]` can name this interface.
 pub fn is_interface_name(text: &str) -> bool {
     dibs_settings::interface(text).is_ok()
 }
@@ -341,7 +341,7 @@ impl Config {
         Ok(())
     }
 
-    /// What this file lacks for a bump to be carried.
+    /// Lack of this file for a bump to be carried.
     pub fn lack(&self, bump: &BumpConfig) -> Option<String> {
         let built_in = bump.built_in()?;
         if built_in == BuiltIn::Scramble && !self.has_trusted() {
@@ -349,7 +349,7 @@ impl Config {
         }
         let (_, least) = built_in.shares()?;
         let few = self.paths.len() < least.into();
-        few.then(|| format!("needs {least} paths at least"))
+        few.then(|| format!("needs {least} paths or more"))
     }
 
     /// True if a path is trusted.
@@ -362,14 +362,15 @@ impl Config {
         if self.has_trusted() {
             return Ok(());
         }
-        let hint = "leave handshake out: without a trusted path it is \"any\"";
+        let hint = "leave handshake out: without a trusted path the default is \"any\"";
         let refuse = |message: String, hint: String| {
             Err(self.refuse("daemon.handshake", message, Some(hint)))
         };
         match self.daemon.handshake {
             Handshake::Any => Ok(()),
             Handshake::Trusted => {
-                let message = "handshake \"trusted\" agrees no keys, for no path is trusted";
+                let message =
+                    "handshake \"trusted\" allows no handshake, because no path is trusted";
                 refuse(message.to_owned(), hint.to_owned())
             }
             Handshake::Chained => {
@@ -378,8 +379,8 @@ impl Config {
                     return Ok(());
                 };
                 let message = format!(
-                    "handshake \"chained\" agrees no keys with peer \"{}\": no path is trusted, and it has no \
-                     preshared_key_file",
+                    "handshake \"chained\" allows no first handshake with peer \"{}\", because no path is trusted and it \
+                     has no preshared_key_file",
                     peer.name
                 );
                 refuse(
@@ -403,7 +404,7 @@ impl Config {
         })
     }
 
-    /// What the user should hear at each load, one sentence each.
+    /// Warnings for the user at each load, one sentence each.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings_with(|path| self.paths[path].usage.role)
     }
@@ -415,14 +416,14 @@ impl Config {
         let mut trusted = trusted.filter(|(_, path)| path.trust == Trust::Trusted);
         if !self.has_trusted() {
             warnings.push(
-                "no path is trusted: scramble is not carried, and whoever records the paths and can one day break \
-                 Curve25519 reads what was sent to peers without a preshared_key_file"
+                "no path is trusted: scramble cannot be used, and an attacker who records the paths, and can one day \
+                 break Curve25519, can read what was sent to peers without a preshared_key_file"
                     .to_owned(),
             );
         } else if trusted.all(|(index, _)| role(index) == Role::Never) {
             warnings.push(
-                "every trusted path has the role never: nothing that needs a trusted path is carried, and the first \
-                 keys can be agreed only with a preshared_key_file, or handshake = \"any\""
+                "every trusted path is off: scramble cannot be used, and a first handshake needs a \
+                 preshared_key_file or handshake = \"any\""
                     .to_owned(),
             );
         }
@@ -436,21 +437,22 @@ impl Config {
         }
         if self.daemon.integrity == Integrity::Off {
             warnings.push(
-                "integrity = \"off\": scrambled data is not authenticated, whoever is on an \
-                 untrusted path can change it"
+                "integrity = \"off\": scrambled data is not authenticated, so an attacker on an untrusted path can \
+                 change it"
                     .to_owned(),
             );
         }
         if self.daemon.on_trusted_down == OnTrustedDown::Untrusted {
             warnings.push(
-                "on_trusted_down = \"untrusted\": with the trusted paths down, scrambled data \
-                 goes by untrusted paths alone"
+                "on_trusted_down = \"untrusted\": while the trusted paths are down, scrambled data goes over \
+                 untrusted paths alone"
                     .to_owned(),
             );
         }
         if self.daemon.fail == Fail::Open {
             warnings.push(
-                "fail = \"open\": while dibsd is away, connections go on in plain".to_owned(),
+                "fail = \"open\": while dibsd does not run, connections continue unprotected"
+                    .to_owned(),
             );
         }
         warnings
@@ -471,7 +473,7 @@ impl Config {
         } else {
             return None;
         };
-        Some((format!("require cannot be kept with {key}"), hint))
+        Some((format!("require does not work with {key}"), hint))
     }
 
     /// An error at the place of a key that this file is otherwise right to have, such as

@@ -177,8 +177,8 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
         config.daemon.handshake = Handshake::Any;
     }
     if config.paths.is_empty() {
-        let hint = "write a [[path]] with name, interface and trust";
-        let message = "no path is listed, and nothing would be carried".to_owned();
+        let hint = "add a [[path]] with name, interface and trust";
+        let message = "the file has no [[path]], so no connection could be protected".to_owned();
         return Err(config.refuse("path.0.trust", message, Some(hint.to_owned())));
     }
     config.check_handshake()?;
@@ -186,7 +186,7 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     if config.paths.iter().all(never) {
         return Err(config.refuse(
             "path.0.role",
-            "every path has the role never, and nothing would be carried".to_owned(),
+            "every path has the role never, so no connection could be protected".to_owned(),
             Some("give one of them another role".to_owned()),
         ));
     }
@@ -210,8 +210,11 @@ fn check_gateway(networks: &[IpNet], peers: &[PeerConfig], origin: &Origin) -> R
         let behind = |peer: &&PeerConfig| peer.addresses.iter().any(meets);
         let wrong = match peers.iter().find(behind) {
             Some(peer) => Wrong::new(
-                format!("has {net}, of which addresses are peer \"{}\"'s", peer.name),
-                "name the networks behind this host alone, and behind each peer its own",
+                format!(
+                    "has {net}, which shares addresses with peer \"{}\"",
+                    peer.name
+                ),
+                "list only networks behind this host here, and those behind a peer in its addresses",
             ),
             None if networks[..index].contains(net) => Wrong::bare(format!("has {net} twice")),
             None => continue,
@@ -240,7 +243,7 @@ fn check_paths(paths: &[PathConfig], origin: &Origin) -> Result<(), Error> {
         });
         if let Some(other) = same {
             let wrong = Wrong::new(
-                format!("is that of path \"{}\" too", other.name),
+                format!("is also that of path \"{}\"", other.name),
                 "paths over one interface each need an address of their own",
             );
             return Err(origin.wrong(&format!("path.{index}.{key}"), wrong));
@@ -252,8 +255,9 @@ fn check_paths(paths: &[PathConfig], origin: &Origin) -> Result<(), Error> {
         Some(index) if paths.iter().any(|path| path.trust != paths[0].trust) => Err(origin.wrong(
             &format!("path.{index}.address"),
             Wrong::new(
-                "alone does not keep a path to its link, which matters as paths differ in trust",
-                "name the path's interface too",
+                "is not enough, because paths differ in trust, and an address alone does not bind a path to its \
+                 network",
+                "add the interface of the path",
             ),
         )),
         _ => Ok(()),
@@ -274,13 +278,13 @@ fn check_translated(file: &mut File, origin: &Origin) -> Result<(), Error> {
         }
         let taken = |other: &&PathConfig| other.public.iter().any(|one| path.public.contains(one));
         if let Some(other) = file.path[..index].iter().find(taken) {
-            let message = format!("has an address that path \"{}\" has", other.name);
+            let message = format!("has an address of path \"{}\"", other.name);
             return wrong(format!("path.{index}.public"), message);
         }
     }
     for (index, peer) in file.peer.iter_mut().enumerate() {
         if peer.addresses.is_empty() && peer.appears_as.is_empty() {
-            let hint = "name the peer's addresses, or those that it appears_as here";
+            let hint = "add the peer's addresses, or appears_as if the peer is behind NAT";
             let message = "[[peer]] lacks \"addresses\"".to_owned();
             return Err(origin.at_key(&format!("peer.{index}"), message, Some(hint.to_owned())));
         }
@@ -346,7 +350,7 @@ fn check_peers(peers: &[PeerConfig], paths: &[PathConfig], origin: &Origin) -> R
             .iter()
             .find(|other| other.public_key == peer.public_key)
         {
-            let message = format!("is that of peer \"{}\" too", other.name);
+            let message = format!("is also that of peer \"{}\"", other.name);
             return Err(wrong("public_key", message));
         }
         for (at, prefix) in peer.addresses.iter().enumerate() {
@@ -397,15 +401,11 @@ fn rule(
     bumps::check_known(&table.bump, bumps, &at("bump"), origin)?;
     let selection = table.selection;
     if selection.uid().is_some() && selection.user().is_some() {
-        return wrong(
-            "user",
-            "a rule has uid or user, not both",
-            "delete one of them",
-        );
+        return wrong("user", "a rule has both uid and user", "delete one of them");
     }
     let level = match (table.require, table.prefer) {
         (true, true) => {
-            let message = "a rule requires its bump or prefers it, not both";
+            let message = "a rule has both require and prefer";
             return wrong("prefer", message, "delete one of them");
         }
         (true, false) => Level::Require,
@@ -414,9 +414,9 @@ fn rule(
     };
     if let (Level::Require, Some(key)) = (level, selection.shows(&[Shows::Sending])) {
         let message = format!(
-            "a rule with {key} cannot require its bump: whether a connection is meant shows only as it sends"
+            "a rule with {key} cannot require its bump, because {key} is known only when a packet is sent"
         );
-        let hint = "name it by ports, addresses, uid or user, time";
+        let hint = "select by ports, addresses, uid or user, time";
         return wrong("require", &message, hint);
     }
     if let (Some(_), Some(key)) = (
@@ -424,10 +424,9 @@ fn rule(
         selection.shows(&[Shows::Socket, Shows::Sending]),
     ) {
         let message = format!(
-            "a rule with {key} cannot have a scheduler: who shares out data over the paths sees addresses and \
-             ports alone"
+            "a rule with {key} cannot have a scheduler, because the scheduler sees only addresses and ports"
         );
-        return wrong("scheduler", &message, "name it by ports, addresses, time");
+        return wrong("scheduler", &message, "select by ports, addresses, time");
     }
     // A rule that selects nothing, by neglect or because nothing can match. The command line asks for `--all` where
     // every connection is meant, and the file for `all = true`.
@@ -467,13 +466,12 @@ fn contradictions(config: &Config) -> Result<(), Error> {
         for (number, earlier) in config.rules[..index].iter().enumerate() {
             if let Some(conflict) = rule.claim().conflict(earlier.claim()) {
                 let message = format!(
-                    "rule {} {conflict} as rule {}, which puts them on \"{}\"",
+                    "rule {} {conflict} as rule {}, for \"{}\"",
                     index + 1,
                     number + 1,
                     earlier.bump
                 );
-                let hint =
-                    "give them one bump, one level and one scheduler, or let them select apart";
+                let hint = "give both the same bump, require or prefer, and scheduler, or let them select different connections";
                 let key = format!("rule.{index}.bump");
                 return Err(config.refuse(&key, message, Some(hint.to_owned())));
             }

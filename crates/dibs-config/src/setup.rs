@@ -20,18 +20,18 @@ pub use text::{Addresses, NewPath, configuration, peer_section};
 pub struct Attachment {
     /// This host's.
     pub address: IpAddr,
-    /// Where others answer for themselves.
+    /// Network in which others answer for themselves.
     pub network: IpNet,
 }
 
 impl Attachment {
-    /// Whether another host with this address is in the network.
+    /// True if another host with this address is in the network.
     pub fn faces(&self, other: IpAddr) -> bool {
         self.network.contains(&other) && self.address != other
     }
 }
 
-/// Whether other hosts can reach somebody at this address: neither loopback nor link-local, nor of many.
+/// True if other hosts can reach somebody at this address: neither loopback nor link-local, nor of many.
 pub fn is_routable(address: IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),

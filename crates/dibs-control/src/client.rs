@@ -20,19 +20,19 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens there.
-    #[error("dibsd is not running: nothing answers at {}", .0.display())]
+    #[error("dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd", .0.display())]
     NotRunning(PathBuf),
     /// The socket there is not for this user.
-    #[error("no access to {}: it is for root and the group of the socket", .0.display())]
+    #[error("no access to {}: use sudo, or join the group dibs (sudo adduser $USER dibs) and log in again", .0.display())]
     NoAccess(PathBuf),
     /// Silence of a daemon that listens there, for this time.
-    #[error("dibsd did not answer at {} within {} s", .0.display(), .1.as_secs_f32())]
+    #[error("dibsd did not answer at {} within {} s: see journalctl -u dibsd", .0.display(), .1.as_secs_f32())]
     Timeout(PathBuf, Duration),
     /// End of the daemon that listened there.
-    #[error("dibsd closed the connection at {}", .0.display())]
+    #[error("dibsd closed the connection at {}: see journalctl -u dibsd", .0.display())]
     Closed(PathBuf),
     /// Answer of something that does not speak this protocol, with what was wrong.
-    #[error("what answers at {} is not this version's dibsd: {}", .0.display(), .1)]
+    #[error("{} is answered by no dibsd of this version ({}): restart it with sudo systemctl restart dibsd", .0.display(), .1)]
     Garbage(PathBuf, String),
     /// The system did not let us.
     #[error("{}: {}", .0.display(), .1)]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ErrorKind, Failure, Reply, Request};
 
-/// Of this protocol; each request names it.
+/// Version of this protocol; each request names it.
 pub const VERSION: u32 = 1;
 
 /// Bytes that a request's line may have.

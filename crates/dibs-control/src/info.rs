@@ -14,13 +14,13 @@ use crate::{ConnId, RuleId};
 /// The daemon at a glance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Of dibsd.
+    /// Version of dibsd.
     pub version: String,
-    /// Of its process.
+    /// Id of its process.
     pub pid: u32,
     /// Seconds since it started.
     pub uptime: u64,
-    /// Whether scrambled data is authenticated.
+    /// Setting that says whether scrambled data is authenticated.
     pub integrity: Integrity,
     /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
@@ -35,12 +35,12 @@ pub struct Status {
     pub bumps: Vec<BumpInfo>,
     /// Live connections to peers, plain ones too.
     pub connections: u64,
-    /// What was counted since the start, drops by reason among it.
+    /// Counters since the start, drops by reason among them.
     pub counters: BTreeMap<String, u64>,
     /// When those of the kernel's chains were read, which are kept for a second.
     #[serde(default)]
     pub counted: Option<f64>,
-    /// What keeps connections in when others flush the firewall.
+    /// State of what keeps connections in when others flush the firewall.
     pub backstop: BackstopInfo,
 }
 
@@ -106,13 +106,13 @@ impl fmt::Display for BackstopState {
 pub struct PeerInfo {
     /// From the configuration.
     pub name: String,
-    /// Of the session.
+    /// State of the session.
     pub state: PeerState,
     /// Base64.
     pub public_key: String,
     /// The hosts behind it.
     pub addresses: Vec<IpNet>,
-    /// What it may open here, as the configuration says it.
+    /// Openings that it may use here, as the configuration says it.
     #[serde(default)]
     pub accept: Vec<String>,
     /// When the session was established.
@@ -194,7 +194,7 @@ pub struct ConnInfo {
     pub bytes_received: u64,
     /// Segments that the local kernel sent again.
     pub retransmissions: u64,
-    /// Where the bytes went.
+    /// Bytes by path.
     pub paths: Vec<ConnPathInfo>,
     /// Why it does not come about, as far as is known.
     #[serde(default)]
@@ -204,7 +204,7 @@ pub struct ConnInfo {
 /// A connection's part of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnPathInfo {
-    /// Of the path.
+    /// Name of the path.
     pub name: String,
     /// By this path.
     pub bytes_sent: u64,
@@ -221,12 +221,12 @@ pub struct PathInfo {
     pub peer: String,
     /// The lower label of both ends.
     pub trust: Trust,
-    /// Whether it carries data.
+    /// State: whether it carries data.
     pub state: PathState,
-    /// What its socket is bound to.
+    /// Interface that its socket is bound to.
     #[serde(default)]
     pub interface: Option<String>,
-    /// Where the peer is.
+    /// Address of the peer.
     pub remote: Option<SocketAddr>,
     /// Smoothed round trip in microseconds (RFC 9002, 5.3).
     pub srtt_us: Option<u64>,
@@ -253,20 +253,20 @@ pub struct PathInfo {
     pub in_flight: u64,
     /// Bytes per second; none: not paced.
     pub pacing_rate: Option<u64>,
-    /// Whether the kernel segments for it.
+    /// True if the kernel segments for it.
     pub gso: bool,
-    /// Whether the user's hint names it.
+    /// True if the user's hint names it.
     pub preferred: bool,
-    /// What it is for: "primary", "secondary", "backup" or "never".
+    /// Role: "primary", "secondary", "backup" or "never".
     #[serde(default)]
     pub role: String,
-    /// What this host sends by it at most, bits a second.
+    /// Limit of what this host sends over it, bits a second.
     #[serde(default)]
     pub rate_limit: Option<u64>,
-    /// What it carries in a calendar month at most to all peers, bytes.
+    /// Data cap for a calendar month, to all peers, bytes.
     #[serde(default)]
     pub volume: Option<u64>,
-    /// What it has carried of that.
+    /// Bytes of that which it has carried.
     #[serde(default)]
     pub volume_used: Option<u64>,
     /// How new data is shared out over the paths.
@@ -298,17 +298,17 @@ pub struct BumpInfo {
     pub name: String,
     /// scramble, share, seal or device.
     pub kind: String,
-    /// Of kind "device".
+    /// Device of kind "device".
     pub device: Option<String>,
-    /// Of kind "share": how many shares give the data, and how many there are.
+    /// Shares that give the data of kind "share", and how many there are.
     pub needed: Option<u8>,
     /// See `needed`.
     pub shares: Option<u8>,
-    /// Whether `enable` takes it without `--bump`.
+    /// True if `enable` takes it without `--bump`.
     pub default: bool,
     /// Live connections on it.
     pub connections: u64,
-    /// Of kind "device": whether anything comes back by it, as far as the connections on it show. None: nobody
+    /// For kind "device", true if anything comes back by it, as far as the connections on it show. None: nobody
     /// knows, for nothing was sent.
     pub answers: Option<bool>,
     /// Why it cannot be asked for now.
@@ -322,17 +322,17 @@ pub struct RuleInfo {
     pub id: RuleId,
     /// Ports and addresses that they take.
     pub bump: String,
-    /// Whether they may go by nothing else.
+    /// True if they may go by nothing else.
     pub require: bool,
-    /// Whether they are plain while there is no session.
+    /// True if they are plain while there is no session.
     pub prefer: bool,
     /// The higher is tried first.
     pub priority: i32,
-    /// Whether it holds at this time of day.
+    /// True if it holds at this time of day.
     pub active: bool,
-    /// Who made it.
+    /// Maker of the rule.
     pub origin: RuleOrigin,
-    /// What it selects by: keys as in the configuration (`dport`, `uid`, `time`, ...), values as
+    /// Selectors: keys as in the configuration (`dport`, `uid`, `time`, ...), values as
     /// written. Empty: all.
     pub selector: BTreeMap<String, String>,
     /// How new data of these connections is shared out over the paths; none: as that of others.
@@ -343,7 +343,7 @@ pub struct RuleInfo {
     pub note: Option<String>,
 }
 
-/// What `rule add` did.
+/// Outcome of `rule add`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleMade {
     /// The new rule.
@@ -387,14 +387,14 @@ pub enum RuleOrigin {
     User,
 }
 
-/// What `enable` and `disable` did.
+/// Outcome of `enable` and `disable`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Changed {
-    /// What the connections are on now, or "plain".
+    /// Bump that the connections are on now, or "plain".
     pub bump: String,
-    /// Those that were changed, as they are now.
+    /// Connections that were changed, as they are now.
     pub connections: Vec<ConnInfo>,
-    /// Those that match, and could not be.
+    /// Connections that match, and could not be.
     pub skipped: Vec<Skipped>,
     /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
@@ -422,6 +422,6 @@ pub struct Event {
     pub kind: String,
     /// One sentence for people.
     pub text: String,
-    /// What it was about.
+    /// Subject of the event.
     pub fields: BTreeMap<String, String>,
 }

@@ -103,20 +103,20 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewRule {
-    /// Which connections; [`Selector::names_class`].
+    /// Connections that are meant; [`Selector::names_class`].
     pub selector: Selector,
-    /// What else they have in common.
+    /// Terms that they also have in common.
     #[serde(default, skip_serializing_if = "Terms::is_empty")]
     pub terms: Terms,
     /// Ports and addresses that they take.
     pub bump: String,
-    /// Whether they may go by nothing else. Not together with `prefer`.
+    /// True if they may go by nothing else. Not together with `prefer`.
     #[serde(default)]
     pub require: bool,
-    /// Whether they are plain while there is no session.
+    /// True if they are plain while there is no session.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prefer: bool,
-    /// Of rules that select the same connection, the one with the highest decides, then the oldest; those
+    /// Order of rules that select the same connection: the one with the highest decides, then the oldest; those
     /// of root and of the file before those of others.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
@@ -152,14 +152,13 @@ impl NewRule {
         let mut named = uid.then_some("uid").into_iter().chain(terms);
         let key = named.find(|key| !matches!(Term::kind(key), Some((_, Shows::Clock))))?;
         Some(format!(
-            "a rule with {key} cannot have a scheduler: who shares out data over the paths sees addresses and ports \
-             alone"
+            "a rule with {key} cannot have a scheduler, because the scheduler sees only addresses and ports"
         ))
     }
 }
 
 impl Request {
-    /// What no daemon could do, for a reason that the request shows by itself.
+    /// Refusal of what no daemon could do, for a reason that the request shows by itself.
     pub fn check(&self) -> Result<(), Failure> {
         if let Request::PathChange(PathChange::Limit {
             rate: None,
@@ -190,7 +189,7 @@ impl Request {
         if rule.require && rule.prefer {
             return Err(Failure::new(
                 ErrorKind::BadRequest,
-                "a rule requires its bump or prefers it, not both",
+                "a rule has both require and prefer",
             ));
         }
         if !selector.names_class() {

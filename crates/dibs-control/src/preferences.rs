@@ -64,11 +64,11 @@ pub struct Preferences {
     pub scheduler: String,
     /// The path that new data goes by as long as it is usable.
     pub prefer: Option<Preferred>,
-    /// Those of the configuration, in its order.
+    /// Paths of the configuration, in its order.
     pub paths: Vec<PathUsage>,
-    /// Whether some of it was set with `dibsctl`.
+    /// True if some of it was set with `dibsctl`.
     pub changed: bool,
-    /// What the user should hear, one sentence each.
+    /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -79,7 +79,7 @@ pub struct Preferred {
     pub path: String,
     /// Probes of it, when it stops answering, before they come more slowly.
     pub weight: u32,
-    /// It is usable while its round trip is at most so many times the least of all.
+    /// Limit of its use: while its round trip is at most so many times the least of all.
     pub delta: f64,
 }
 
@@ -88,10 +88,10 @@ pub struct Preferred {
 pub struct PathUsage {
     /// From the configuration.
     pub name: String,
-    /// What it is for.
+    /// Use of the path.
     pub role: String,
-    /// What this host sends by it at most, bits a second.
+    /// Limit of what this host sends over it, bits a second.
     pub rate_limit: Option<u64>,
-    /// What it carries in a month at most, bytes.
+    /// Data cap for a month, bytes.
     pub volume: Option<u64>,
 }

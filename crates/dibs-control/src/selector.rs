@@ -21,7 +21,7 @@ pub enum Selector {
     Match(Match),
 }
 
-/// What connections have in common. Destination is the far end, source this host.
+/// Properties that connections have in common. Destination is the far end, source this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Match {
@@ -69,7 +69,7 @@ impl Terms {
         Term::keys().filter(others)
     }
 
-    /// Whether nothing is named.
+    /// True if nothing is named.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -123,7 +123,7 @@ impl Serialize for Terms {
 }
 
 impl Selector {
-    /// Whether the connection is one of them.
+    /// True if the connection is one of them.
     pub fn matches(&self, conn: &ConnInfo) -> bool {
         match self {
             Selector::All => true,
@@ -132,7 +132,7 @@ impl Selector {
         }
     }
 
-    /// Whether it names connections by what is known before they exist, as a rule has to.
+    /// True if it names connections by what is known before they exist, as a rule has to.
     pub fn names_class(&self) -> bool {
         match self {
             Selector::All => true,
@@ -156,7 +156,7 @@ impl Match {
             && fits(&self.peer, |peer| conn.peer == *peer)
     }
 
-    /// What is named, in the words of the command line.
+    /// Terms that are named, in the words of the command line.
     pub fn terms(&self) -> Vec<(&'static str, String)> {
         fn term<T: ToString>(
             name: &'static str,

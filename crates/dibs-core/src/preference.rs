@@ -46,17 +46,17 @@ impl Unused {
     /// For the user.
     pub const fn reason(self) -> &'static str {
         match self {
-            Self::Never => "its role is never",
-            Self::Spent => "its volume is used up",
-            Self::SpentThere => "its volume is used up at the peer",
+            Self::Never => "its role is off",
+            Self::Spent => "its data cap is used up",
+            Self::SpentThere => "its data cap is used up at the peer",
             Self::InterfaceDown => "its interface is down",
             Self::Joining => "the peer has not answered yet",
-            Self::Unanswered => "the peer does not answer by it",
-            Self::Backup => "it is a backup, and other paths are there",
+            Self::Unanswered => "the peer does not answer over it",
+            Self::Backup => "it is a backup, and other paths work",
             Self::NotPreferred => "another path is preferred",
-            Self::PreferredTooFar => "preferred, but its round trip is too long beside the others'",
+            Self::PreferredTooFar => "preferred, but its round trip is too long",
             Self::PreferredUnanswered => "preferred, but it did not answer in time",
-            Self::Slower => "the other paths deliver earlier what waits",
+            Self::Slower => "other paths deliver earlier what waits",
         }
     }
 }

@@ -19,7 +19,7 @@ pub struct LocalTime {
     pub second_of_day: u32,
     /// Nanoseconds beyond.
     pub nanos: u32,
-    /// What local time is ahead of UTC, in seconds.
+    /// Time that local time is ahead of UTC, in seconds.
     pub utc_offset: i32,
 }
 
@@ -59,7 +59,7 @@ fn utc_offset(at: libc::time_t) -> i32 {
     i32::try_from(broken.tm_gmtoff).expect("a zone is less than a day off")
 }
 
-/// Whether something keeps the clock of this host right, such as a time service.
+/// True if something keeps the clock of this host right, such as a time service.
 #[allow(unsafe_code)]
 pub fn is_clock_synchronized() -> bool {
     // SAFETY: all of `timex` may be zero: numbers alone. Without a mode nothing is changed.

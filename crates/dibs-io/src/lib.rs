@@ -38,7 +38,7 @@ use std::io;
 pub struct SetupError {
     /// The operation that the system refused, such as `SO_BINDTODEVICE`.
     pub operation: &'static str,
-    /// What it was done to: an interface, an address.
+    /// Target that it was done to: an interface, an address.
     pub target: String,
     /// The system's answer. No `source`: the message has it, and who prints the chain would say it twice.
     pub error: io::Error,

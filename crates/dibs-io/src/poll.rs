@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Events taken per wait; further ones are reported by the next.
 const EVENTS: usize = 32;
 
-/// What to wait for.
+/// Event to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Something to read.
@@ -112,7 +112,7 @@ impl Poller {
         Ok(())
     }
 
-    /// What the last wait found.
+    /// Events that the last wait found.
     pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
         let failed = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
         self.events[..self.ready].iter().map(move |event| Event {

@@ -34,7 +34,7 @@ pub struct Tun {
     counters: TunCounters,
 }
 
-/// What a [`Tun`] counted since it was opened.
+/// Counters of a [`Tun`] since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunCounters {
     /// Superpackets that the kernel refused, and took as segments.
@@ -114,12 +114,12 @@ impl Tun {
         self.if_index
     }
 
-    /// What happened so far.
+    /// Counts so far.
     pub fn counters(&self) -> TunCounters {
         self.counters
     }
 
-    /// Whether superpackets go to the kernel whole, as far as known.
+    /// True if superpackets go to the kernel whole, as far as known.
     pub fn offloads(&self) -> bool {
         self.vnet && self.gso.active()
     }

@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What came of an experiment that ran.
+/// Result of an experiment that ran.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Finding {
     /// Hosts, links and programs.
     pub setup: String,
     /// The paper beside ours.
     pub comparisons: Vec<Comparison>,
-    /// What is to be looked at, in this order.
+    /// Blocks to look at, in this order.
     pub blocks: Vec<Block>,
     /// All that was measured.
     pub data: serde_json::Value,
@@ -20,7 +20,7 @@ pub struct Finding {
 /// A table or figure of a paper, or a row of one, beside ours.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Of what.
+    /// Table or figure that is compared.
     pub of: String,
     /// The paper's numbers.
     pub paper: String,
@@ -92,7 +92,7 @@ pub enum Block {
     },
 }
 
-/// What is kept of a part.
+/// Record that is kept of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// The part's name.
@@ -101,13 +101,13 @@ pub struct Record {
     pub at: String,
     /// How long it took.
     pub seconds: f64,
-    /// Whether it was shortened.
+    /// True if it was shortened.
     pub quick: bool,
-    /// What came of it.
+    /// Outcome of the part.
     pub outcome: Outcome,
 }
 
-/// What came of a part.
+/// Outcome of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {

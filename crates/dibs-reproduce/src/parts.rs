@@ -22,7 +22,7 @@ use crate::finding::Finding;
 pub struct Part {
     /// For the command line, and for files.
     pub name: &'static str,
-    /// What it is about.
+    /// Subject of the part.
     pub title: &'static str,
     /// Whose tables and figures.
     pub source: &'static str,
@@ -30,12 +30,12 @@ pub struct Part {
     pub run: fn(&Stage) -> Result<Finding>,
 }
 
-/// What every part needs.
+/// Setting that every part needs.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// Where the programs are, if not installed.
+    /// Directory of the programs, if not installed.
     pub programs: PathBuf,
-    /// Whether all is to be as short as it can be.
+    /// True if all is to be as short as it can be.
     pub quick: bool,
 }
 

@@ -10,14 +10,14 @@ use crate::finding::{Block, Outcome, Record};
 use crate::page::page;
 use crate::parts::{Part, Stage};
 
-/// What to run, and where it is kept.
+/// Parts to run, and the place of their results.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     /// All parts of the report, in order.
     pub parts: &'a [Part],
     /// Only these are run; all if there is none.
     pub only: Vec<String>,
-    /// What ran to its end before, as quickly, is not run again.
+    /// True if parts that ran to their end before, as quickly, are not run again.
     pub resume: bool,
     /// The directory of the report.
     pub output: PathBuf,
@@ -74,7 +74,7 @@ impl Plan<'_> {
         Ok(failed)
     }
 
-    /// Where the report is.
+    /// Path of the report.
     pub fn page(&self) -> PathBuf {
         self.output.join(PAGE)
     }

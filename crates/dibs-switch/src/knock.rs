@@ -306,12 +306,13 @@ impl Knock {
 pub enum Refusal {
     /// The kernel here does not say which numbers the connection has.
     #[error(
-        "its kernel did not say where it stands, so nobody can find out whether plain carries it"
+        "the kernel gave no answer about it, so dibs cannot find out whether the network carries it in plain"
     )]
     Unknown,
     /// The Internet knows it by an address of the host through which it leaves a bump.
     #[error(
-        "plain does not carry it: it reaches the Internet by the other host, and in plain it would have another address"
+        "the network does not carry it in plain: it reaches the Internet through the other host, and would \
+         have another address"
     )]
     Exit,
     /// The peer answered so, or not at all.
@@ -333,17 +334,19 @@ impl Refusal {
 fn words(answer: Answer) -> &'static str {
     match answer {
         Ok((Outcome::NotHeard, _)) => {
-            "plain does not carry it: a router or firewall on the way translates it, does not know it, or has lost \
-             track of it"
+            "the network does not carry it in plain: a router or firewall on the way translates it (NAT), or \
+             does not know it"
         }
         Ok((Outcome::NoConnection | Outcome::OtherSocket, _)) => {
-            "the peer has no such connection, or knows it by other addresses"
+            "the peer does not know this connection, or knows it by other addresses (NAT)"
         }
-        Ok(_) => "the peer's daemon could not find out whether plain carries it; see its log",
+        Ok(_) => {
+            "the peer could not find out whether the network carries it in plain: see the log of dibsd there"
+        }
         Err(Unanswered::NoSession) => {
-            "there is no session with the peer, so nobody can say whether plain carries it"
+            "there is no session with the peer, so dibs cannot find out whether the network carries it in plain"
         }
-        Err(_) => "the peer's daemon did not say whether plain carries it",
+        Err(_) => "the peer did not say whether the network carries it in plain",
     }
 }
 

@@ -239,19 +239,21 @@ pub type Answer = Result<(Outcome, u64), Unanswered>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
     /// There was no session to ask by.
-    #[error("there is no session with it")]
+    #[error("there is no session with the peer: see dibsctl peer list")]
     NoSession,
     /// It may have done its part all the same.
-    #[error("its daemon did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
+    #[error("the peer did not answer within {} s: see the log of dibsd there", ANSWER_TIMEOUT.as_secs())]
     Silent,
     /// It is the peer's doing that messages wait, or that of the trusted paths between the hosts.
-    #[error("too many messages wait for its daemon")]
+    #[error("too many messages wait for the peer: repeat the command")]
     Full,
     /// There is no data path to ask by.
     #[error("the data path has ended")]
     Ended,
     /// It was silent for others.
-    #[error("its daemon did not answer for others, and was not asked for it")]
+    #[error(
+        "not tried, because the peer did not answer for earlier connections: repeat the command"
+    )]
     NotAsked,
 }
 

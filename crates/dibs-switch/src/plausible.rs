@@ -24,10 +24,10 @@ pub struct Hosts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Implausible {
     /// Its generation is too high.
-    #[error("its generation is too high")]
+    #[error("an impossible version number")]
     Generation,
     /// It names a host that has nothing to choose.
-    #[error("it names a host that has nothing to choose")]
+    #[error("a host that may not choose")]
     Host,
 }
 

@@ -6,6 +6,7 @@ mod deb;
 mod full;
 mod fuzz;
 mod kernels;
+mod manual;
 mod model;
 mod packages;
 mod run;
@@ -196,7 +197,9 @@ fn man(directory: &Path) -> Result<()> {
     let mut daemon = process::Command::new(release("dibsd")?);
     run::run(daemon.arg("--man").arg(directory))?;
     let mut control = process::Command::new(release("dibsctl")?);
-    run::run(control.arg("man").arg(directory))
+    run::run(control.arg("man").arg(directory))?;
+    let page = manual::of_file(include_str!("../../../docs/dibsd.toml.md"));
+    std::fs::write(directory.join("dibsd.toml.5"), page).context("cannot write dibsd.toml.5")
 }
 
 fn reproduce(options: &[OsString]) -> Result<()> {

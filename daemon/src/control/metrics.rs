@@ -134,11 +134,11 @@ fn of_daemon(metrics: &mut Metrics, status: &Status) {
     let help = "Time since dibsd started";
     let uptime = one(status.uptime as f64);
     metrics.state("uptime", help, Some(Unit::Seconds), uptime);
-    let help = "Live connections to peers, plain ones too";
+    let help = "Open connections to peers, with and without a bump";
     metrics.state("connections", help, None, one(status.connections as f64));
     let bumps = { status.bumps.iter() }
         .map(|bump| (vec![("bump", bump.name.clone())], bump.connections as f64));
-    let help = "Live connections on a bump";
+    let help = "Open connections on a bump";
     metrics.state("bump_connections", help, None, bumps);
     let help = "Warnings that dibsctl status shows";
     metrics.state("warnings", help, None, one(status.warnings.len() as f64));
@@ -146,11 +146,11 @@ fn of_daemon(metrics: &mut Metrics, status: &Status) {
         status.backstop.state,
         BackstopState::Missing | BackstopState::Failed
     );
-    let help = "Whether the backstop stands, or is not needed";
+    let help = "1 if the kill switch in nftables works or is not needed";
     metrics.state("backstop_up", help, None, one(f64::from(u8::from(stands))));
     let counted =
         { status.counters.iter() }.map(|(name, value)| (vec![("event", name.clone())], *value));
-    let help = "What was counted since the start, drops by reason among it";
+    let help = "Events and drops since the start, by name";
     metrics.count("events", help, None, counted);
 }
 
@@ -161,9 +161,9 @@ fn of_peers(metrics: &mut Metrics, status: &Status) {
         let up = peer.state == PeerState::Established;
         (label(&peer.name), f64::from(u8::from(up)))
     });
-    metrics.state("peer_session_up", "Whether there is a session", None, up);
+    metrics.state("peer_session_up", "1 if there is a session", None, up);
     let on = peers().map(|peer| (label(&peer.name), peer.connections as f64));
-    let help = "Live connections to the peer that are on a bump";
+    let help = "Open connections to the peer on a bump";
     metrics.state("peer_connections", help, None, on);
 }
 
@@ -181,22 +181,19 @@ fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
     }
     let (seconds, bytes) = (|| Some(Unit::Seconds), || Some(Unit::Bytes));
     let ratio = Some(Unit::Other("ratio".to_owned()));
-    let limit = "What the path may carry in this month, both ways, to all peers";
-    let used = "What the path has carried in this month of that";
+    let limit = "Data cap of the path for this month, both directions, all peers";
+    let used = "Data of the data cap that is used";
     let states: [(_, _, _, State); 11] = [
-        ("up", "Whether the path carries datagrams", None, |path| {
+        ("up", "1 if the path carries datagrams", None, |path| {
             flag(path.state == PathState::Up)
         }),
-        (
-            "usable",
-            "Whether the path may carry new data",
-            None,
-            |path| flag(path.unused.is_none()),
-        ),
+        ("usable", "1 if the path may carry new data", None, |path| {
+            flag(path.unused.is_none())
+        }),
         ("rtt", "Smoothed round trip", seconds(), |path| {
             micros(path.srtt_us)
         }),
-        ("min_rtt", "Least round trip", seconds(), |path| {
+        ("min_rtt", "Shortest round trip", seconds(), |path| {
             micros(path.min_rtt_us)
         }),
         (
@@ -207,7 +204,7 @@ fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
         ),
         (
             "loss",
-            "Part of the datagrams that is lost lately",
+            "Part of recent datagrams that was lost",
             ratio,
             |path| Some(path.loss),
         ),
@@ -216,7 +213,7 @@ fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
         }),
         (
             "in_flight",
-            "What waits for acknowledgement",
+            "Data that waits for acknowledgement",
             bytes(),
             |path| Some(path.in_flight as f64),
         ),

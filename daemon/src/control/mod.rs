@@ -254,7 +254,7 @@ impl Turns {
             return Err(Failure::new(
                 ErrorKind::Refused,
                 format!(
-                    "{most} changes of uid {uid} are under way, and more do not wait: try again when one is done"
+                    "{most} changes of uid {uid} are in progress, which is the limit: try again when one is done"
                 ),
             ));
         }
@@ -396,7 +396,7 @@ mod tests {
                 };
                 assert_eq!(
                     refused.message,
-                    "2 changes of uid 1000 are under way, and more do not wait: try again when one is done"
+                    "2 changes of uid 1000 are in progress, which is the limit: try again when one is done"
                 );
                 assert_eq!(turns.refused(), round);
                 drop(first);

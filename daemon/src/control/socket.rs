@@ -103,12 +103,12 @@ impl Places {
         let mut places = self.0.borrow_mut();
         if places.get(&uid).is_some_and(|own| *own >= CLIENTS_OF_UID) {
             return Err(full(format!(
-                "{CLIENTS_OF_UID} clients of uid {uid} are served, and no more at a time: close one"
+                "uid {uid} has {CLIENTS_OF_UID} clients, which is the limit: close one"
             )));
         }
         if places.values().sum::<usize>() >= CLIENTS {
             return Err(full(format!(
-                "{CLIENTS} clients are served, and no more at a time: try again later"
+                "dibsd has {CLIENTS} clients, which is the limit: try again later"
             )));
         }
         *places.entry(uid).or_default() += 1;
@@ -146,7 +146,7 @@ async fn serve_within<S: Serves>(daemon: Rc<S>, listener: UnixListener, idle: Du
             Err(error) => {
                 // Out of descriptors, most likely: those in use have to end first.
                 if failed.is_news() {
-                    tracing::warn!("control socket: clients have to wait: {error}");
+                    tracing::warn!("control socket: cannot accept clients: {error}");
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

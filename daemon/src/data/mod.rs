@@ -152,14 +152,14 @@ pub struct SocketSnapshot {
 /// What is counted beside the node.
 #[derive(Default)]
 pub(super) struct DriverCounters {
-    pub(super) tun_refused: u64,
+    pub(super) tun_write_refused: u64,
     pub(super) tun_missing: u64,
 }
 
 impl DriverCounters {
     pub(super) fn named(&self) -> [(&'static str, u64); 2] {
         [
-            ("tun_refused", self.tun_refused),
+            ("tun_write_refused", self.tun_write_refused),
             ("tun_missing", self.tun_missing),
         ]
     }

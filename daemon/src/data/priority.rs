@@ -88,8 +88,8 @@ impl Priority {
                 Err(error) => {
                     self.refused = true;
                     tracing::warn!(
-                        "other programs leave the data path little of the processors, and it may not go before \
-                         them ({error}): packets will be lost"
+                        "other programs keep the processors busy, and dibsd cannot raise its priority ({error}): packets \
+                         will be lost; give the host more processor time"
                     );
                 }
             },

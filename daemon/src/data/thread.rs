@@ -291,7 +291,7 @@ impl DataPath {
             match &mut self.tuns[place(injection.bump)] {
                 Some(tun) => {
                     if tun.send(injection.frame()).is_err() {
-                        self.counters.tun_refused += 1;
+                        self.counters.tun_write_refused += 1;
                     }
                 }
                 None => self.counters.tun_missing += 1,

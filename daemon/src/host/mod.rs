@@ -281,7 +281,7 @@ impl Link {
         let (up, mtu) = inventory.path_state(path);
         if mtu < LEAST_MTU {
             return Some(format!(
-                "its interface takes packets of {mtu} bytes at most, and {LEAST_MTU} are needed"
+                "its interface has an MTU of {mtu} bytes, and {LEAST_MTU} are needed: raise it"
             ));
         }
         match &self.socket {
@@ -380,7 +380,7 @@ async fn open(
         }
         Err(error) if is_awaited(&error) => {
             if !matches!(before, Socket::Awaited) {
-                tracing::warn!(dibs.path = name, "path {name} is not there yet: {error}");
+                tracing::warn!(dibs.path = name, "path {name} is not up yet: {error}");
             }
             Socket::Awaited
         }

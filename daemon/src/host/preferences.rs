@@ -73,7 +73,7 @@ impl Wishes {
             } => !known(path) || Prefer::check(*weight, from_thousandths(*delta)).is_err(),
         };
         if self.prefer.take_if(stale).is_some() {
-            whys.push("the path that is to be preferred is not there".to_owned());
+            whys.push("the preferred path does not exist".to_owned());
         }
         self.paths.retain(|name, _| {
             if !known(name) {
@@ -227,8 +227,8 @@ impl InForce {
     /// Why things cannot be so.
     fn fault(&self) -> Option<String> {
         if self.paths.iter().all(|path| path.role == Role::Never) {
-            let why = "every path would have the role never, and nothing would be carried";
-            return Some(format!("{why}: give another one another role first"));
+            let why = "every path would be off, and no connection could be protected";
+            return Some(format!("{why}: give another path another role first"));
         }
         None
     }
@@ -247,7 +247,7 @@ impl Preferences {
     pub(crate) fn new(config: &Config, wishes: &Wishes) -> Self {
         let (wishes, whys) = wishes.clone().fitting(config);
         for why in whys {
-            tracing::warn!("something that dibsctl path set is dropped: {why}");
+            tracing::warn!("a setting of dibsctl path is dropped: {why}");
         }
         let directory = &config.daemon.state_dir;
         let mut preferences = Self {
@@ -264,7 +264,7 @@ impl Preferences {
         for turn in preferences.count(config, &[], Month::now()) {
             if turn.now == Stage::Spent {
                 let name = &config.paths[turn.path].name;
-                tracing::warn!("path {name} has used up its volume for this month");
+                tracing::warn!("path {name} has used up its data cap for this month");
             }
         }
         preferences
@@ -391,7 +391,7 @@ impl Preferences {
         };
         let contradiction = match change {
             PathChange::Prefer { path, .. } if never(path) => Some(format!(
-                "path \"{path}\" is never used: give it another role first"
+                "path \"{path}\" is off: give it another role first"
             )),
             _ => None,
         };

@@ -174,7 +174,7 @@ pub(crate) async fn ask_directory<T: Send + 'static>(
         match timeout(patience, &mut asked).await {
             Ok(answer) => {
                 if !waited.is_zero() {
-                    tracing::info!("the host's directory of users has answered");
+                    tracing::info!("the users that rules name are known now");
                     tell_systemd(&[NotifyState::Status("")]);
                 }
                 return answer.context("cannot look up the users of rules");
@@ -183,8 +183,8 @@ pub(crate) async fn ask_directory<T: Send + 'static>(
         }
         patience = SAY_EVERY;
         let what = format!(
-            "the users that rules name are being looked up for {} s: see that what \"passwd\" of \
-             /etc/nsswitch.conf names answers (getent passwd USER)",
+            "users that rules name could not be looked up for {} s: check that getent passwd USER answers \
+             (/etc/nsswitch.conf)",
             waited.as_secs()
         );
         tracing::warn!("{what}");

@@ -122,7 +122,7 @@ impl Volumes {
         let kept = match read(&file) {
             Ok(kept) => kept,
             Err(why) => {
-                tracing::warn!("{why:#}: what paths carried this month is counted anew");
+                tracing::warn!("{why:#}: the data caps of this month start at zero");
                 None
             }
         };

@@ -139,7 +139,7 @@ pub(crate) fn faults(config: &Config) -> Vec<String> {
         } else {
             "gateway"
         };
-        format!("{what}: this host forwards nothing, for {key} is 0: run `sysctl -w {key}=1`")
+        format!("{what}: this host does not forward, because {key} is 0: run `sysctl -w {key}=1`")
     };
     families.into_iter().filter(off).map(say).collect()
 }
@@ -152,7 +152,9 @@ pub(crate) fn note_passing(config: &Config) {
     }
     for note in NOTES {
         if let Err(error) = std::fs::write(note, "1") {
-            tracing::warn!("{note}: {error}: forwarded connections are told apart less well");
+            tracing::warn!(
+                "{note}: {error}: a new forwarded connection may be taken for an old one with the same ports"
+            );
         }
     }
 }
@@ -261,7 +263,8 @@ pub(crate) async fn translated(
         refused.insert(
             pair,
             format!(
-                "{by} shows it to the peer as {seen}: except {} from it, and connect anew",
+                "{by} translates its address, so the peer sees {seen}: exclude {} from that rule, and open the \
+                 connection again",
                 pair.dst
             ),
         );
@@ -290,7 +293,7 @@ pub(crate) fn spread(lives: &[Live], refused: &mut Refused) {
         if let Some((token, why)) = live.mptcp.zip(refused.get(&live.pair)) {
             whys.entry(token).or_insert_with(|| {
                 format!(
-                    "a subflow of the same MPTCP connection ({}) cannot move: {why}",
+                    "another subflow of its MPTCP connection ({}) cannot move: {why}",
                     live.pair
                 )
             });
@@ -328,12 +331,9 @@ pub(crate) async fn out_of_reach(host: &Host, lives: &[Live]) -> anyhow::Result<
     let is_meant = |token: u32| tokens.contains(&token);
     let beyond = sockets::list(|socket| {
         let token = socket.mptcp.filter(|token| is_meant(*token))?;
-        let subflow = format!("a subflow of the same MPTCP connection ({})", socket.key);
+        let subflow = format!("another subflow of its MPTCP connection ({})", socket.key);
         if socket.bound_device != 0 {
-            return Some((
-                token,
-                format!("{subflow} is bound to a device and cannot be steered"),
-            ));
+            return Some((token, format!("{subflow} is bound to a device")));
         }
         let is_to_peer = host.peer_of(&socket.key).is_some();
         (!is_to_peer).then(|| (token, format!("{subflow} goes to a host that is no peer's")))

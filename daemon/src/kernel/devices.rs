@@ -91,12 +91,11 @@ fn no_ipv4(interface: &Interface) -> Option<String> {
     match filter("all").max(filter(name)) {
         0 => None,
         1 => Some(format!(
-            "lets nothing of the peer in: set net.ipv4.conf.{name}.rp_filter to 2"
+            "drops what the peer sends: set net.ipv4.conf.{name}.rp_filter to 2"
         )),
         _ if interface.addresses.iter().any(IpAddr::is_ipv4) => None,
         _ => Some(
-            "lets nothing of the peer in, for it has no IPv4 address: give it one, or set \
-             rp_filter to 0"
+            "drops what the peer sends, because it has no IPv4 address: give it one, or set rp_filter to 0"
                 .to_owned(),
         ),
     }
@@ -198,9 +197,9 @@ async fn counts_of(
 pub(crate) fn nothing_back_by(bumps: &Bumps, bump: BumpId) -> String {
     let device = bumps.device_of(bump).unwrap_or_default();
     format!(
-        "nothing came back by device {device} of bump {} within {} s: see whether its program passes packets to the \
-         peer's address (OpenVPN needs --allow-recursive-routing, wireguard-go the address in AllowedIPs, at both \
-         ends), and whether a firewall drops what comes in by it, here or at the peer",
+        "nothing came back over device {device} of bump {} within {} s: its program must pass packets to the \
+         peer's address (OpenVPN: --allow-recursive-routing; wireguard-go: AllowedIPs; at both ends), and no \
+         firewall may drop them, here or at the peer",
         bumps.name_of(bump),
         SILENT_FOR.as_secs()
     )

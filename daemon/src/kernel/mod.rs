@@ -396,7 +396,7 @@ impl Steerer {
             if is_gone(&name)
                 && let Some(tun) = self.driver.remove_tun(id).await?
             {
-                tracing::warn!("device {name} was renamed or moved; making it again");
+                tracing::warn!("device {name} was renamed or moved: dibsd makes it again");
                 drop(tun);
                 self.open.remove(&id);
             }

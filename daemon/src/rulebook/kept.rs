@@ -116,13 +116,15 @@ impl Kept {
     }
 
     fn from_json(text: &str) -> anyhow::Result<Self> {
-        let kept: Self = serde_json::from_str(text).context("is not a file of kept wishes")?;
+        let kept: Self = serde_json::from_str(text).context("is not a file of saved rules")?;
         ensure!(
             kept.version == VERSION,
             "is of version {}, and this dibsd writes {VERSION}",
             kept.version
         );
-        kept.wish.validate().context("has wishes that cannot be")?;
+        kept.wish
+            .validate()
+            .context("has rules that are impossible")?;
         Ok(kept)
     }
 
@@ -215,7 +217,7 @@ mod tests {
             )
         };
         assert!(refused("\"version\": 1", "\"version\": 2").contains("is of version 2"));
-        assert!(refused("\"fail\"", "\"fall\"").contains("is not a file of kept wishes"));
+        assert!(refused("\"fail\"", "\"fall\"").contains("is not a file of saved rules"));
         assert!(refused("\"tun9\"", "\"../tun9\"").contains("usable device name"));
         assert!(refused("10.0.1.2/32", "127.0.0.1/32").contains("cannot be steered"));
         assert!(

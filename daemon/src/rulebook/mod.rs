@@ -270,7 +270,7 @@ pub(crate) fn of_file(
             )
         };
         let Some(bump) = carried.iter().find(|bump| bump.name == rule.bump) else {
-            let message = format!("this daemon does not know the bump \"{}\"", rule.bump);
+            let message = format!("the bump \"{}\" does not exist any more", rule.bump);
             return Err(refuse("bump", message, Some("restart it")));
         };
         let id = index as u64 + 1;
@@ -307,7 +307,7 @@ fn add_saved(
         let SavedRule { id, rule, .. } = saved;
         let by = saved.maker();
         let made = match config.excludes_require().filter(|_| rule.require) {
-            Some((message, hint)) => Err(format!("{message}: {hint} to make it again")),
+            Some((message, hint)) => Err(format!("{message}: {hint}, then add the rule again")),
             None => bump_id(&rule.bump)
                 .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
                 .and_then(|bump| rules::of_user(*id, rule, by, bump, now, behind))
@@ -322,7 +322,7 @@ fn add_saved(
                 kept.push(saved.clone());
             }
             Err(reason) => tracing::warn!(
-                "rule {id} of uid {by}, which puts connections on \"{}\", is dropped: {reason}",
+                "rule {id} of uid {by}, for \"{}\", was deleted: {reason}",
                 rule.bump
             ),
         }

@@ -83,9 +83,10 @@ impl Unresolved {
             false => "its user is not known yet",
         };
         match self.waits {
-            true => format!("rule {rule} waits, as {reason}: {why}"),
+            true => format!("rule {rule} is not in force, because {reason}: {why}"),
             false => format!(
-                "rule {rule} requires its bump of every user's connections to its ports and addresses, as {reason}: {why}"
+                "rule {rule} requires its bump for every user's connections to its ports and addresses, because {reason}: \
+                 {why}"
             ),
         }
     }
@@ -242,9 +243,9 @@ impl Rule {
         let (id, to) = (self.id, name(*to));
         Some(match self.level {
             Level::Require => {
-                format!("rule {id} requires its bump, but holds for {to} alone: {why}")
+                format!("rule {id} requires its bump, but is in force for {to} only: {why}")
             }
-            _ => format!("rule {id} holds for {to} alone: {why}"),
+            _ => format!("rule {id} is in force for {to} only: {why}"),
         })
     }
 
@@ -351,7 +352,7 @@ pub fn of_user(
     peer: impl Fn(&str) -> Option<Vec<IpNet>>,
 ) -> Result<Rule, String> {
     let level = match (wanted.require, wanted.prefer) {
-        (true, true) => return Err("a rule requires its bump or prefers it, not both".to_owned()),
+        (true, true) => return Err("a rule has both require and prefer".to_owned()),
         (true, false) => Level::Require,
         (false, true) => Level::Prefer,
         (false, false) => Level::Usual,
@@ -391,8 +392,7 @@ pub fn of_user(
     let selection: Selection = ends.chain(further).collect();
     if let (Level::Require, Some(key)) = (level, selection.shows(&[Shows::Sending])) {
         return Err(format!(
-            "a rule with {key} cannot require its bump: whether a connection is meant shows only as \
-             it sends"
+            "a rule with {key} cannot require its bump, because {key} is known only when a packet is sent"
         ));
     }
     if let Some(why) = wanted.scheduler_fault() {
@@ -442,7 +442,7 @@ fn destinations(
     };
     let narrowed: Vec<IpNet> = named.iter().filter_map(both).collect();
     match narrowed.is_empty() {
-        true => Err("the destination is not behind that peer".to_owned()),
+        true => Err("the destination does not belong to that peer".to_owned()),
         false => Ok(narrowed),
     }
 }
@@ -455,7 +455,7 @@ pub fn contradicted(rule: &Rule, others: &[Rule]) -> Option<String> {
 fn contradiction(rule: &Rule, other: &Rule) -> Option<String> {
     let conflict = rule.conflict(other)?;
     Some(format!(
-        "it {conflict} as rule {}, which puts them on \"{}\"",
+        "it {conflict} as rule {}, for \"{}\"",
         other.id, other.bump
     ))
 }
@@ -534,7 +534,7 @@ pub(crate) fn classes(
         }
     }
     match classes.is_empty() {
-        true => Err("source and destination are of different families".to_owned()),
+        true => Err("source and destination are of different IP versions".to_owned()),
         false => Ok(classes),
     }
 }

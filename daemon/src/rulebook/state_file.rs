@@ -195,7 +195,7 @@ pub fn claim_namespace() -> anyhow::Result<Option<Flock<File>>> {
             .map(Some)
             .context("another dibsd steers this network namespace, with another control_socket; stop it first"),
         Err(error) => {
-            tracing::warn!("another dibsd here would not be noticed: {error:#}");
+            tracing::warn!("cannot make sure that no other dibsd runs here: {error:#}");
             Ok(None)
         }
     }
@@ -262,8 +262,9 @@ impl StateFile {
             }
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
         };
-        let saved = Saved::from_json(&text)
-            .map_err(|why| anyhow::anyhow!("{path} {why:#}; remove it to forget choices"))?;
+        let saved = Saved::from_json(&text).map_err(|why| {
+            anyhow::anyhow!("{path} {why:#}: delete it to forget which connections users protected")
+        })?;
         self.clock.set(saved.clock);
         Ok(saved)
     }

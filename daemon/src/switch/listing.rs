@@ -141,7 +141,7 @@ fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, BumpId)]) -> Vec<BumpInfo> {
             reason: match daemon.config.lack(bump) {
                 Some(lack) => Some(format!("it {lack}")),
                 None if device.is_some_and(|device| !is_up(device)) => {
-                    Some("its device is not there, or not up".to_owned())
+                    Some("its device does not exist, or is down".to_owned())
                 }
                 None => None,
             },
@@ -211,8 +211,10 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
     if callable().next().is_none() {
         return Some(match (waits, any) {
             (true, _) => format!("it has no endpoint on a trusted path, and {UNSECURED}"),
-            (false, true) => "it has no endpoint, so it has to call".to_owned(),
-            (false, false) => "it has no endpoint on a trusted path, so it has to call".to_owned(),
+            (false, true) => "it has no endpoint here, so it has to contact this host".to_owned(),
+            (false, false) => {
+                "it has no endpoint on a trusted path, so it has to contact this host".to_owned()
+            }
         });
     }
     let (up, down): (Vec<&EndpointInfo>, Vec<&EndpointInfo>) =
@@ -221,7 +223,7 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
         .flat_map(|endpoint| {
             let path = &endpoint.path;
             let addresses = endpoint.addresses.iter();
-            addresses.map(move |to| format!("{to} by {path}"))
+            addresses.map(move |to| format!("{to} over {path}"))
         })
         .collect();
     let nobody = match (called.is_empty(), any) {
@@ -350,13 +352,13 @@ fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathI
         _ if forbidden.is_some() => forbidden.map(Unused::reason),
         (_, Some(lack)) => Some(lack.as_str()),
         ("active", _) if seen.held_by_trust => {
-            Some("data waits for this trusted path, though another could carry it")
+            Some("data waits for this trusted path, although another could carry it")
         }
         ("active", _) if seen.short_of_paths => {
             Some("data waits: there are fewer paths than its shares need")
         }
         ("active", _) => None,
-        ("joining", _) => Some("the peer has not answered by this path yet"),
+        ("joining", _) => Some("the peer has not answered over this path yet"),
         ("suspect", _) => Some("it stopped answering a moment ago"),
         _ => Some("it does not answer"),
     };

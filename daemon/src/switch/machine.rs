@@ -228,7 +228,9 @@ impl Machine for Daemon {
     async fn uncarried(&self, lives: &[Live]) -> rules::Kept {
         let refusals = knocks::refusals(self, lives).await;
         let refusals = refusals.unwrap_or_else(|error| {
-            tracing::warn!("cannot find out whether plain carries connections: {error:#}");
+            tracing::warn!(
+                "cannot find out whether the network carries connections in plain: {error:#}"
+            );
             let unknown = |live: &Live| (live.pair, knock::Refusal::Unknown);
             lives.iter().map(unknown).collect()
         });
@@ -252,7 +254,7 @@ impl Machine for Daemon {
         let fault = devices::device_fault(&self.host, &self.bumps, bump, addresses).await;
         let fault = fault.unwrap_or_else(|error| Some(format!("{error:#}")));
         if let Some(why) = &fault {
-            self.warn_of_peer(peer, &format!("cannot follow its switch: {why}"));
+            self.warn_of_peer(peer, &format!("cannot move connections as it asked: {why}"));
         }
         match (fault, known) {
             (_, false) => Some(Refusal::NoBump),
@@ -344,7 +346,7 @@ impl Machine for Daemon {
                 let bump = self.bumps.name_of(bump).to_owned();
                 let text = match chosen {
                     true => format!("another program moved a connection to {bump}"),
-                    false => format!("a connection is on {bump} now, not by choice"),
+                    false => format!("another program returned a connection to {bump}"),
                 };
                 let audience = Audience::of(conn.uid);
                 self.events
@@ -366,7 +368,7 @@ impl Machine for Daemon {
                     Audience::of(conn.and_then(|live| live.uid)),
                     "choice_refused",
                     format!(
-                        "a rule of peer {name} wants a connection on its bump, and not where it was chosen to be"
+                        "a rule of peer {name} overruled a choice made here: the connection moves to the bump of that rule"
                     ),
                     &[("peer", name)],
                 );
@@ -377,7 +379,7 @@ impl Machine for Daemon {
                     rule.audience(),
                     "kept",
                     format!(
-                        "{count} connection(s) of rule {id}, which holds no more, stay on {bump}: {why}"
+                        "rule {id} is not in force any more, but {count} connection(s) of it stay on {bump}: {why}"
                     ),
                     &[("rule", id.to_string()), ("bump", bump.clone())],
                 );

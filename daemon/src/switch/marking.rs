@@ -161,7 +161,12 @@ async fn put_one(
         explicit,
     } = *mark;
     if looks && let Some(other) = taken(daemon, conntrack, &pair).await? {
-        tracing::debug!(?pair, ?bump, ?other, "another program has chosen otherwise");
+        tracing::debug!(
+            ?pair,
+            ?bump,
+            ?other,
+            "another program moved it at the same time: repeat the command"
+        );
         end_drains(daemon, &pair);
         return Ok(other);
     }
@@ -352,7 +357,8 @@ pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) 
         return;
     }
     const KIND: &str = "backstop";
-    const PLAIN: &str = "what others flush may let connections go on in plain";
+    const PLAIN: &str =
+        "if another program flushes the firewall, protected connections may continue in plain";
     let state = backstop_info(now).state;
     let announce = |text| {
         daemon
@@ -362,7 +368,7 @@ pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) 
     match now {
         Standing::Idle => {}
         Standing::Stands(strength) => {
-            let text = format!("the table of nftables {strength}");
+            let text = format!("the kill switch in nftables {strength}");
             tracing::info!(dibs.event = KIND, "{text}");
             announce(text);
         }
@@ -409,7 +415,7 @@ pub(crate) async fn ensure_backed(daemon: &Daemon) -> anyhow::Result<()> {
             .config
             .refuse(
                 &format!("rule.{}.require", id - 1),
-                format!("rule {id} would not be held when others flush the firewall: {why}"),
+                format!("rule {id} does not survive a flush of the firewall: {why}"),
                 None,
             )
             .into()),

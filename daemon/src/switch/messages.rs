@@ -343,7 +343,11 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
                 }
             }
             let name = daemon.peer_name(peer).to_owned();
-            let how = if restarted { " anew: it restarted" } else { "" };
+            let how = if restarted {
+                " again: the peer restarted"
+            } else {
+                ""
+            };
             daemon.events.tell(
                 "session_up",
                 format!("the session with peer {name} is established{how}"),
@@ -375,7 +379,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
             let name = daemon.peer_name(peer).to_owned();
             daemon.events.tell(
                 "handshake_unsecured",
-                format!("no keys are agreed with peer {name}: nobody answers by a trusted path, and {UNSECURED}"),
+                format!("no session with peer {name}: it does not answer over a trusted path, and {UNSECURED}"),
                 &[("peer", name)],
             );
         }
@@ -384,8 +388,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
             daemon.events.tell(
                 "keys_exhausted",
                 format!(
-                    "the keys of the session with peer {name} are used up: nothing is sent until \
-                     a new session is agreed"
+                    "the keys of the session with peer {name} are used up: nothing is sent until there is a new session"
                 ),
                 &[("peer", name)],
             );
@@ -409,7 +412,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
 async fn restore_tun(daemon: &Daemon, bump: BumpId, name: &str, error: &std::io::Error) {
     daemon.events.tell(
         "tun_lost",
-        format!("device {name} is gone ({error}); making it again"),
+        format!("device {name} is gone ({error}): dibsd makes it again"),
         &[("device", name.to_owned())],
     );
     daemon.kernel.steerer().await.tun_lost(bump);

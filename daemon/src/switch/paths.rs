@@ -138,12 +138,12 @@ fn tell_turn(daemon: &Daemon, turn: &Turn) {
     };
     let text = match turn.now {
         Stage::Spent => format!(
-            "path {name} has used up its volume of {volume}: it carries no data until the month ends"
+            "path {name} has used up its data cap of {volume}: it carries no data until the month ends"
         ),
         Stage::Near if turn.before == Stage::Free => {
-            format!("path {name} has used 90 % of its volume of {volume}")
+            format!("path {name} has used 90 % of its data cap of {volume}")
         }
-        _ => format!("path {name} has some of its volume of {volume} again"),
+        _ => format!("path {name} has data left of its data cap of {volume} again"),
     };
     const KIND: &str = "path_volume";
     let fields = [
@@ -201,7 +201,7 @@ fn news(change: &PathChange, now: &Preferences) -> News {
     let usage = |name: &String| now.paths.iter().find(|path| path.name == *name);
     match change {
         PathChange::Prefer { path, .. } => {
-            let text = format!("new data goes by path {path} as long as it is usable");
+            let text = format!("new data prefers path {path} while it works well");
             ("path_preference", text, vec![("path", path.clone())])
         }
         PathChange::Unprefer => (
@@ -210,7 +210,7 @@ fn news(change: &PathChange, now: &Preferences) -> News {
             Vec::new(),
         ),
         PathChange::Scheduler { name } => {
-            let text = format!("new data is shared out by the scheduler {name}");
+            let text = format!("the scheduler is {name}");
             ("path_scheduler", text, vec![("scheduler", name.clone())])
         }
         PathChange::Role { path, role } => {
@@ -232,7 +232,7 @@ fn news(change: &PathChange, now: &Preferences) -> News {
                 ),
             ];
             let (rate, volume) = (&fields[1].1, &fields[2].1);
-            let text = format!("the limits of path {path} are rate {rate}, volume {volume}");
+            let text = format!("the limits of path {path} are rate {rate}, data cap {volume}");
             ("path_limit", text, fields)
         }
         PathChange::Reset => {

@@ -56,10 +56,13 @@ async fn serve(
         | Request::RuleAdd(_)
         | Request::RuleDel { .. } => true,
         Request::Cleanup | Request::ForceCleanup if !caller.is_root() => {
-            bail!(Failure::new(ErrorKind::Denied, "only root may clean up"));
+            bail!(Failure::new(
+                ErrorKind::Denied,
+                "only root may remove dibs from the kernel: use sudo"
+            ));
         }
         Request::PathChange(_) if !caller.is_root() => {
-            let why = "only root may change how paths are used, for that concerns everybody";
+            let why = "only root may change how paths are used: use sudo";
             bail!(Failure::new(ErrorKind::Denied, why));
         }
         Request::Cleanup | Request::ForceCleanup | Request::PathChange(_) => true,
@@ -123,8 +126,8 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         let stuck = engine::knocks::refusals(daemon, &told).await?;
         if let Some((pair, why)) = stuck.iter().next() {
             bail!(refused(format!(
-                "{} connection(s) would break, so nothing was changed: of the one from {pair}, {why}; \"cleanup \
-                 --force\" removes everything all the same",
+                "{} connection(s) would break, so nothing was changed: the one from {pair}: {why}; dibsctl cleanup \
+                 --force removes everything anyway",
                 stuck.len(),
             )));
         }
@@ -197,7 +200,7 @@ pub(crate) async fn rule_add(
     let (_, kept) = engine::rules::replace(daemon, rules, gone, &lives).await?;
     if let Some(why) = kept.values().next() {
         tracing::warn!(
-            "{} connection(s) of displaced rules stay on their bumps: {why}",
+            "{} connection(s) of deleted rules stay on their bumps: {why}",
             kept.len()
         );
     }
@@ -242,7 +245,7 @@ async fn rule_of(
     let id = daemon.state.borrow().rules.next();
     let now = dibs_io::local_time();
     let mut rule = rules::of_user(id, wanted, caller.uid, bump, now, behind).map_err(refused)?;
-    let cannot_be = |why: String| refused(format!("the rule cannot be made: {why}"));
+    let cannot_be = |why: String| refused(format!("the rule was not added: {why}"));
     let displaced =
         rules::displaced(&rule, daemon.state.borrow().rules.all()).map_err(cannot_be)?;
     let mut steerer = daemon.kernel.steerer().await;
@@ -283,16 +286,16 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
     let carriers = devices::carriers(&daemon.host, &daemon.bumps, bump, &meant).await?;
     if let Some(carrier) = carriers.first() {
         bail!(refused(format!(
-            "the rule would put the connection to {} that carries the bump's device into that \
-             device: except it, or have the device go by UDP",
+            "the rule would move the connection to {}, which carries the bump's device, into that device: \
+             exclude it, or let the device use UDP",
             carrier.pair.destination()
         )));
     }
     match marking::unbacked(daemon, Some(rule)).await {
         Some(why) => Err(refused(format!(
-            "the rule cannot be made: it would not be held when others flush the firewall: {why}; nothing \
-             was changed"
-        )).into()),
+            "the rule was not added, because it would not survive a flush of the firewall: {why}"
+        ))
+        .into()),
         None => Ok(()),
     }
 }
@@ -315,8 +318,7 @@ async fn check_united(
     match united.iter().find(is_left_out) {
         None => Ok(()),
         Some(Live { pair, .. }) => bail!(refused(format!(
-            "the rule would leave the subflow {pair} of an MPTCP connection in plain of which it means others: have \
-             it mean all of them"
+            "the rule selects some subflows of an MPTCP connection, but not {pair}: select all of them"
         ))),
     }
 }
@@ -327,7 +329,7 @@ fn tell_displaced(daemon: &Daemon, rule: &Rule, to: RuleId, why: &str) {
     daemon.events.tell_of(
         rule.audience(),
         "rule_displaced",
-        format!("rule {id} of uid {by} gave way to root and is gone: {why}"),
+        format!("rule {id} of uid {by} contradicted one of root and was deleted: {why}"),
         &[("rule", id.to_string()), ("by", to.to_string())],
     );
 }
@@ -339,17 +341,17 @@ fn may_add(daemon: &Daemon, caller: Caller, wanted: &NewRule) -> anyhow::Result<
     }
     let denied = |message: String| Err(Failure::new(ErrorKind::Denied, message).into());
     if !caller.is_root() && wanted.scheduler.is_some() {
-        return denied("only root makes rules with a scheduler".to_owned());
+        return denied("only root may add rules with a scheduler: use sudo".to_owned());
     }
     let own = matches!(&wanted.selector, Selector::Match(named) if named.uid == Some(caller.uid));
     if !caller.is_root() && !own {
         return denied(format!(
-            "only root makes rules for others: add --uid {}",
+            "only root may add rules for other users: add --uid {}",
             caller.uid
         ));
     }
     if !caller.is_root() && wanted.terms.has("match") {
-        return denied("only root makes rules with a match of iptables".to_owned());
+        return denied("only root may add rules with a match of iptables: use sudo".to_owned());
     }
     may_have_more(daemon, caller)
 }
@@ -364,14 +366,13 @@ fn may_have_more(daemon: &Daemon, caller: Caller) -> anyhow::Result<()> {
     let own = members().filter(|rule| rule.by == caller.uid).count();
     if own >= RULES_OF_UID {
         bail!(refused(format!(
-            "uid {} has {RULES_OF_UID} rules, and may not have more: delete one first",
+            "uid {} has {RULES_OF_UID} rules, which is the limit: delete one first",
             caller.uid
         )));
     }
     if members().count() >= RULES_OF_MEMBERS {
         bail!(refused(format!(
-            "the members of the group have {RULES_OF_MEMBERS} rules, and may not have more: \
-             root can delete some"
+            "the members of the group have {RULES_OF_MEMBERS} rules, which is the limit: root can delete some"
         )));
     }
     Ok(())
@@ -399,13 +400,13 @@ pub(crate) async fn rule_del(
     };
     if rule.origin == RuleOrigin::Config {
         bail!(refused(format!(
-            "rule {id} stands in the configuration file: change it there"
+            "rule {id} comes from the configuration file: change it there"
         )));
     }
     if !caller.is_root() && rule.by != caller.uid {
         bail!(Failure::new(
             ErrorKind::Denied,
-            format!("rule {id} is root's: only root deletes it"),
+            format!("rule {id} is root's: use sudo"),
         ));
     }
     let lives = daemon.connections().await?;
@@ -413,11 +414,11 @@ pub(crate) async fn rule_del(
     let held = if rule.holds { &[rule.clone()][..] } else { &[] };
     let gone = Gone { rules: held, force };
     let replaced = engine::rules::replace(daemon, rules, gone, &lives).await;
-    let (freed, kept) = replaced.with_context(|| format!("rule {id} stays as it was"))?;
+    let (freed, kept) = replaced.with_context(|| format!("rule {id} was not changed"))?;
     daemon.events.tell_of(
         rule.audience(),
         "rule_deleted",
-        format!("rule {id} is gone, {freed} connection(s) with it"),
+        format!("rule {id} was deleted; it had {freed} connection(s)"),
         &[("rule", id.to_string())],
     );
     let stay: Vec<Live> = { lives.into_iter() }

@@ -41,7 +41,9 @@ pub(crate) async fn keep_reloading(daemon: Rc<Daemon>, file: PathBuf, mut signal
 /// suspended. A file that cannot be taken changes nothing, and leaves suspended what is.
 async fn reload(daemon: &Daemon, file: &Path) {
     if let Err(error) = take_rules(daemon, file).await {
-        tracing::error!("the file is not taken, and rules stay as they are: {error:#}");
+        tracing::error!(
+            "the configuration file was not applied, and rules stay as they are: {error:#}"
+        );
     }
     let done = async {
         steering::refresh_interfaces(daemon).await?;
@@ -78,7 +80,9 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
                 None => rules.push(rule.clone()),
                 Some(why) => {
                     let (id, by) = (rule.id, rule.by);
-                    tracing::warn!("rule {id} of uid {by} gives way to the file: {why}");
+                    tracing::warn!(
+                        "rule {id} of uid {by} contradicts the configuration file and was deleted: {why}"
+                    );
                     gone.push(rule);
                 }
             }
@@ -99,7 +103,10 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
         suspended: false,
     };
     engine::rules::replace(daemon, rules, gone.as_slice().into(), &lives).await?;
-    tracing::info!("{} rule(s) of the file hold", config.rules.len());
+    tracing::info!(
+        "{} rule(s) of the configuration file are in force",
+        config.rules.len()
+    );
     Ok(())
 }
 
@@ -146,7 +153,7 @@ fn warn_of_other_changes(daemon: &Daemon, config: &Config) {
     let changed: Vec<&str> = changed.map(|(section, _)| *section).collect();
     if !changed.is_empty() {
         tracing::warn!(
-            "{} of the file changed: that takes a restart (connections stay on their bumps)",
+            "{} of the configuration file changed: restart dibsd to apply it (connections stay on their bumps)",
             changed.join(", ")
         );
     }
@@ -187,7 +194,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
         daemon.events.tell_of(
             *audience,
             "rule_widened",
-            format!("rule {id} holds for IPv4 and IPv6 now"),
+            format!("rule {id} is in force for IPv4 and IPv6 now"),
             &[("rule", id.to_string())],
         );
     }
@@ -287,7 +294,7 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
         daemon.events.tell_of(
             audience,
             "rule_resolved",
-            format!("rule {id} holds as it is now"),
+            format!("rule {id} is in force now"),
             &[("rule", id.to_string())],
         );
     }
@@ -332,7 +339,7 @@ const HOURS_EVERY: Duration = Duration::from_secs(10);
 pub(crate) async fn follow_hours(daemon: Rc<Daemon>) {
     loop {
         if let Err(error) = turn_rules(&daemon, dibs_io::local_time()).await {
-            tracing::warn!("cannot follow the time of day: {error:#}");
+            tracing::warn!("cannot apply rules with a time of day: {error:#}");
         }
         let due = daemon.wakers.woken(Task::Hours);
         let next = daemon.state.borrow().rules.next_turn(dibs_io::local_time());
@@ -354,7 +361,11 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
     steering::steer(daemon).await?;
     let lives = daemon.connections().await?;
     for rule in &turned {
-        let holds = if rule.holds { "holds" } else { "holds no more" };
+        let holds = if rule.holds {
+            "holds"
+        } else {
+            "is not in force"
+        };
         daemon.events.tell_of(
             rule.audience(),
             "rule_turned",
@@ -378,7 +389,7 @@ const SESSIONS_EVERY: Duration = Duration::from_millis(500);
 pub(crate) async fn follow_sessions(daemon: Rc<Daemon>) {
     loop {
         if let Err(error) = look_at_sessions(&daemon).await {
-            tracing::warn!("cannot follow the sessions: {error:#}");
+            tracing::warn!("cannot apply rules that prefer their bump: {error:#}");
         }
         let due = daemon.wakers.woken(Task::Sessions);
         if prefers(&daemon) {
@@ -470,7 +481,7 @@ async fn try_out(
     let probed = match steering.probe(&class, &families).await {
         Ok(probed) => probed,
         Err(Error::Refused(why)) => return Ok(Some(format!("iptables refuses it: {why}"))),
-        Err(error) => return Err(error).context("cannot try a rule out"),
+        Err(error) => return Err(error).context("cannot test a rule"),
     };
     let Probed { families, refusal } = probed;
     let (Some((other, why)), [only]) = (refusal, families.as_slice()) else {
@@ -483,7 +494,7 @@ async fn try_out(
     let why = format!("{program} refuses it: {why}");
     let refused = (rule.level == Level::Require).then(|| {
         let other = name(other);
-        format!("it requires its bump over {other} too, and {why}")
+        format!("it requires its bump for {other} too, but {why}")
     });
     rule.narrowed = Some(Narrowed { to: *only, why });
     Ok(refused)
@@ -532,7 +543,7 @@ async fn probe_all(
                 tell_narrowed(&rule);
                 kept.push(rule);
             }
-            Some(why) => tracing::warn!("rule {} is dropped: {why}", rule.id),
+            Some(why) => tracing::warn!("rule {} was deleted: {why}", rule.id),
         }
     }
     *rules = kept;

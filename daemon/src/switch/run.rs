@@ -85,8 +85,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         .collect();
     for (pair, why) in state.conns.make_plausible(own_id, &peers) {
         tracing::warn!(
-            "the state file has a choice for {pair} that nobody can have made ({why}): it stands, as one that can be \
-             overruled",
+            "the state file has an impossible entry for {pair} ({why}): it is kept, and can be overruled",
         );
         state.refused.note(why);
     }
@@ -125,12 +124,12 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     steering::keep_addresses(&daemon, &saved.addresses).await?;
     knocking::restore(&daemon, &saved.matched)
         .await
-        .context("cannot take up connections that peers call by other addresses")?;
+        .context("cannot take over connections that peers know by other addresses")?;
     entries::renumber(&daemon, &saved)
         .await
-        .context("cannot give connections the new numbers of their bumps")?;
+        .context("cannot renumber the bumps of connections")?;
     if let Err(error) = engine::entries::adopt(&*daemon).await {
-        tracing::warn!("cannot see what is on a bump: {error:#}");
+        tracing::warn!("cannot list the connections on bumps: {error:#}");
     }
     rule_changes::probe_rules(&daemon).await?;
     marking::ensure_backed(&daemon).await?;
@@ -138,7 +137,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     connections::note_passing(&daemon.config);
     sessions::take_up(&daemon)
         .await
-        .context("cannot take up connections")?;
+        .context("cannot take over connections")?;
     // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
     // would be acknowledged and lost.
     daemon.host.follow_links().await?;
@@ -154,7 +153,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     if daemon.config.daemon.fail == dibs_settings::Fail::Open {
         steering::remove_all(&daemon, true)
             .await
-            .context("cannot let go")?;
+            .context("cannot return connections to plain")?;
     }
     daemon.driver.stop();
     let joined = tokio::task::spawn_blocking(move || thread.join()).await?;

@@ -42,16 +42,17 @@ pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
 /// Why the calls of a peer come to nothing, and what helps.
 pub(crate) fn outdated(behind: Duration) -> String {
     format!(
-        "its calls are refused, for they are {} s older than its latest: if its clock was set back, set it \
-         right, or restart dibsd here, which then remembers no latest call; otherwise somebody repeats old ones",
+        "its handshakes are rejected: their timestamp is {} s behind its latest one; if its clock was set \
+         back, correct it, or restart dibsd here, which forgets the latest one; otherwise somebody replays \
+         old ones",
         behind.as_secs()
     )
 }
 
 /// Why no keys are agreed with a peer by an untrusted path, and what helps.
-pub(crate) const UNSECURED: &str = "nothing secures a handshake by an untrusted path: there is no earlier session to \
-     follow, and no preshared key; repair the trusted path, or at both ends give the peer a preshared_key_file, or set \
-     handshake = \"any\" in [daemon]";
+pub(crate) const UNSECURED: &str = "nothing secures a handshake over an untrusted path: there was no earlier session, and there is no \
+                                    preshared key; repair the trusted path, or at both ends set preshared_key_file for the peer, or \
+                                    handshake = \"any\" in [daemon]";
 
 /// Which peers have a session and answer, by index.
 pub(crate) async fn sessions(daemon: &Daemon) -> Result<Vec<bool>, Gone> {
@@ -218,11 +219,11 @@ async fn greet(daemon: &Daemon, peer: usize) {
     daemon.events.note("save", daemon.save());
     tell_lacks(daemon, peer).await;
     if let Err(error) = recover(daemon, peer).await {
-        daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
+        daemon.warn_of_peer(peer, &format!("cannot ask the kernel to resend ({error:#}): connections may stall for some seconds"));
     }
     tells::resync(daemon, peer).await;
     if let Err(error) = recover(daemon, peer).await {
-        daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
+        daemon.warn_of_peer(peer, &format!("cannot ask the kernel to resend ({error:#}): connections may stall for some seconds"));
     }
 }
 
@@ -319,8 +320,8 @@ const HERE: Saying = Saying {
     answers: "port_answers",
     text: |peer, port, bump, device| {
         format!(
-            "this host's kernel does not answer connections of peer {peer} to port {port} by {bump}: most likely \
-             a firewall here drops what arrives on {device}; see dibsctl doctor"
+            "this host does not answer connections of peer {peer} to port {port} on {bump}: most likely a \
+             firewall here drops what arrives on {device}; see dibsctl doctor"
         )
     },
 };
@@ -330,8 +331,8 @@ const THERE: Saying = Saying {
     answers: "peer_port_answers",
     text: |peer, port, bump, device| {
         format!(
-            "connections to port {port} of {peer} by {bump} get no answer from its kernel: most likely a firewall \
-             on {peer} drops what arrives on {device}"
+            "connections to port {port} of {peer} on {bump} get no answer: most likely a firewall on {peer} \
+             drops what arrives on {device}; run dibsctl doctor there"
         )
     },
 };
@@ -361,7 +362,7 @@ fn tell_change(daemon: &Daemon, peer: usize, change: &Change, say: &Saying) {
     }
     for port in &change.ended {
         let text = format!(
-            "port {}, by {}, is not silent any more",
+            "port {} on {} answers again",
             port.port,
             daemon.bumps.name_of(Some(port.bump))
         );

@@ -41,7 +41,7 @@ pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {
 pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
     config.check_carried()?;
     let refuse = |key: &str, what: &str, hint: Option<&str>| {
-        let message = format!("this version of dibsd does not carry {what} yet");
+        let message = format!("this version of dibsd does not support {what}");
         Err(config.refuse(key, message, hint.map(str::to_owned)))
     };
     if config.paths.len() > MAX_PATHS {
@@ -143,11 +143,13 @@ async fn guard(file: &Path) -> anyhow::Result<()> {
         Err(error) => of_last_run(file, error)?,
     };
     if wish.fail == Fail::Open {
-        tracing::info!("nothing is to be blocked: fail is \"open\"");
+        tracing::info!("nothing is blocked, because fail is \"open\"");
         return Ok(());
     }
     if wish.bumps.is_empty() {
-        tracing::info!("nothing is to be blocked: no rule and no choice puts anything on a bump");
+        tracing::info!(
+            "nothing is blocked, because no rule and no user put a connection on a bump"
+        );
         return Ok(());
     }
     let mut steering = Steering::system(None)?;
@@ -157,9 +159,13 @@ async fn guard(file: &Path) -> anyhow::Result<()> {
     let backed = backstop.set(&wish, &known).await;
     match (&backed, backstop.standing()) {
         (Ok(_), Standing::Stands(Strength::Lasting)) => {}
-        (Ok(_), _) => tracing::info!("the table of nftables goes with this process"),
+        (Ok(_), _) => {
+            tracing::info!("the kill switch in nftables ends with this process (Linux before 6.9)")
+        }
         (Err(error), _) => {
-            tracing::error!("{error}: what flushes the firewall lets plain packets go");
+            tracing::error!(
+                "{error}: if another program flushes the firewall, unprotected packets can leave"
+            );
         }
     }
     match (steered, backstop.standing()) {
@@ -168,7 +174,7 @@ async fn guard(file: &Path) -> anyhow::Result<()> {
         }
         (Err(error), Standing::Stands(Strength::Lasting)) => {
             tracing::error!(
-                "{error:#}: the table of nftables alone blocks, and no rule with a match"
+                "{error:#}: only the kill switch in nftables blocks, and rules with a match are not in force"
             );
         }
         (Err(error), _) => return Err(error),
@@ -181,7 +187,7 @@ async fn guard(file: &Path) -> anyhow::Result<()> {
 async fn interfaces() -> Inventory {
     let listed = async { Interfaces::open()?.list().await };
     listed.await.unwrap_or_else(|error| {
-        tracing::error!("{error:#}: other names of interfaces are not known");
+        tracing::error!("{error:#}: alternative names of interfaces are not known");
         Inventory::default()
     })
 }
@@ -198,7 +204,7 @@ struct Wanted {
 fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
     let alone = StateFile::open(&config.daemon.control_socket)?;
     let saved = alone.load().unwrap_or_else(|error| {
-        tracing::error!("{error:#}: rules and choices of users are not blocked");
+        tracing::error!("{error:#}: connections that users protected are not blocked");
         Saved::default()
     });
     // Addresses go on TUNs, which come with the daemon.
@@ -232,14 +238,12 @@ fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Wanted>
     }) = kept
     else {
         let none = format!(
-            "nothing is blocked, as no rule was carried out before of which {} knows",
+            "nothing is blocked: {} has no rule that was in force before",
             directory.display()
         );
         return Err(anyhow::Error::from(error).context(none));
     };
-    tracing::error!(
-        "{error}: what the file's rules put on a bump when dibsd last took them is blocked"
-    );
+    tracing::error!("{error}: the rules that were in force last are blocked");
     Ok(Wanted {
         wish,
         known: Known::default(),
@@ -250,7 +254,7 @@ fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Wanted>
 fn done_instead(is_left_out: bool) -> &'static str {
     match is_left_out {
         true => "is left out",
-        false => "is held by blocking all TCP of its ports and addresses",
+        false => "blocks all TCP of its ports and addresses",
     }
 }
 

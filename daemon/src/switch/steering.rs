@@ -162,7 +162,9 @@ pub(crate) async fn repair(daemon: &Daemon, undone: bool) {
             daemon.kernel.note_restored(steps);
             daemon.events.tell(
                 "steering_restored",
-                format!("another program changed the steering: put {steps} thing(s) back"),
+                format!(
+                    "another program changed rules or routes of dibs: put {steps} of them back"
+                ),
                 &[("steps", steps.to_string())],
             );
         }
@@ -185,7 +187,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(crate) async fn follow_host(daemon: Rc<Daemon>) {
     loop {
         let Err(error) = follow_once(&daemon).await;
-        tracing::warn!("cannot follow the host's interfaces: {error:#}");
+        tracing::warn!("cannot watch the host's interfaces: {error:#}");
         sleep(RETRY).await;
     }
 }
@@ -280,7 +282,7 @@ fn tell_devices(daemon: &Daemon, before: &Inventory) {
             ),
             (false, true) if used => (
                 "device_back",
-                format!("device {device} is there: connections on {name} go on"),
+                format!("device {device} is back: connections on {name} continue"),
             ),
             _ => continue,
         };

@@ -77,7 +77,7 @@ pub(crate) async fn refused_here(
             bump: None,
             force: false,
         } => { knocks::refusals(daemon, lives).await?.into_iter() }
-            .map(|(pair, why)| (pair, format!("{why} (--force moves it all the same)")))
+            .map(|(pair, why)| (pair, format!("{why} (--force moves it, and it may break)")))
             .collect(),
         _ => HashMap::new(),
     };
@@ -89,11 +89,11 @@ pub(crate) async fn refused_here(
         let why: &str = if let Some(why) = translated.get(&live.pair).or(stuck.get(&live.pair)) {
             why
         } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
-            "what goes by this bump's device goes by this connection"
+            "the device of this bump sends its own packets over this connection"
         } else if live.bound {
-            "its socket is bound to a device and cannot be steered"
+            "its socket is bound to a device, so it cannot move: start its program without that option"
         } else if is_moving(daemon, live) {
-            "it is being moved already"
+            "it is moving already: repeat the command when that is done"
         } else {
             continue;
         };
@@ -131,25 +131,24 @@ fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer
     };
     let why = match outcome {
         Said::NoBump => return not_carried_by(daemon, pair, bump),
-        Said::Done | Said::Older => "the other end chose otherwise at the same time",
-        Said::NoConnection | Said::OtherSocket => "the peer has no such connection",
+        Said::Done | Said::Older => "the peer moved it at the same time: repeat the command",
+        Said::NoConnection | Said::OtherSocket => "the peer does not know this connection",
         Said::NotHeard => {
-            "the peer knows it by other addresses, and nothing of it arrives there as it was sent: a proxy or a filter on \
-             the way"
+            "the peer knows it by other addresses, and its packets do not arrive there as they were sent: a proxy or filter \
+             on the way changes them"
         }
         Said::Renumbered => {
-            "something on the way gives it other numbers, or answers in the other end's place: a firewall, a proxy or \
-             SYNPROXY"
+            "a firewall, a proxy or SYNPROXY on the way changes its sequence numbers, or answers in place of the other end"
         }
         Said::Ambiguous => {
-            "several connections at the peer look like it; nobody can say which it is"
+            "several connections at the peer look like it, so dibs cannot find out which it is"
         }
-        Said::OwnRule => "a rule of the peer wants it on its bump",
+        Said::OwnRule => "a rule of the peer wants it on another bump: delete that rule first",
         Said::NoDevice => {
-            "the device of this bump at the peer is not there or not ready; see its log"
+            "the peer's device of this bump does not exist, or is not ready: see the log of dibsd there"
         }
-        Said::Bound => "its socket at the peer is bound to a device and cannot be steered",
-        Said::Failed => "the peer's daemon could not; see its log",
+        Said::Bound => "its socket at the peer is bound to a device, so it cannot move",
+        Said::Failed => "the peer failed to move it: see the log of dibsd there",
     };
     why.to_owned()
 }
@@ -381,7 +380,7 @@ async fn put_torn_back(
         let stuck = put_back.into_iter().find_map(|(_, outcome)| outcome.err());
         let outcome = match stuck {
             None => why,
-            Some(stuck) => format!("{why}; and it could not go back: {stuck}"),
+            Some(stuck) => format!("{why}; it could not go back either: {stuck}"),
         };
         let known = moved.iter_mut().find(|(known, _)| known.pair == live.pair);
         known.expect("it was just found there").1 = Err(outcome);
@@ -454,7 +453,7 @@ async fn hear_or_undo(
     let where_now = match stuck + stayed {
         0 => "the connections are back where they were".to_owned(),
         count => {
-            format!("{count} connection(s) are still on it, and \"disable\" takes them off")
+            format!("{count} connection(s) are still on it: dibsctl disable takes them off")
         }
     };
     Err(Failure::new(ErrorKind::Failed, format!("{why}; {where_now}")).into())
@@ -473,24 +472,21 @@ fn warnings(
     let mut warnings = Vec::new();
     if unasked {
         warnings.push(format!(
-            "none of these connections has sent anything by {name} so far, so nobody knows whether anything \
-             comes back by its device: \"bump list\" will say"
+            "none of these connections has sent anything on {name} yet: dibsctl bump list shows whether answers \
+             come back"
         ));
     }
     if let Some(id) = bump.filter(|_| stuck > 0) {
         warnings.push(format!(
-            "nothing of what {stuck} connection(s) sent by {} has been acknowledged so far: if that \
-             stays so, see whether a firewall, here or at the peer, drops what comes in by the bump's \
-             device ({})",
+            "{stuck} connection(s) got no acknowledgement on {} so far: if that does not change, check whether a \
+             firewall, here or at the peer, drops what arrives on {}",
             name,
             id.tun_name()
         ));
     }
     let without = without.into_iter().map(|peer| daemon.peer_name(peer));
-    warnings.extend(
-        without.map(|peer| {
-            format!("there is no session with peer {peer}: it follows when there is one")
-        }),
-    );
+    warnings.extend(without.map(|peer| {
+        format!("there is no session with peer {peer}: the peer is told when there is one")
+    }));
     warnings
 }

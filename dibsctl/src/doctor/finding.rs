@@ -89,7 +89,7 @@ impl Finding {
 
     /// It could not be looked at, for only root may.
     pub(crate) fn needs_root(check: &'static str) -> Self {
-        Finding::skipped(check, "only root may look at this", "run doctor as root")
+        Finding::skipped(check, "only root can check this", "run doctor with sudo")
     }
 
     /// Names what it is about.

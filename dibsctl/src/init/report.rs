@@ -114,12 +114,12 @@ impl Report {
         let key = if self.key_made { "is new" } else { "is kept" };
         let written = match (self.new, self.changed) {
             (true, _) => "is new",
-            (_, true) => "has one peer more",
-            _ => "is as it was",
+            (_, true) => "has one more peer",
+            _ => "is unchanged",
         };
         let mut text = format!("{key_file} {key}\n{file} {written}\n");
         if let Some(old) = &self.old {
-            text += &format!("{} is the former one\n", old.display());
+            text += &format!("{} is the old configuration\n", old.display());
         }
         let paths = table!(self.line.ways, way:
             "PATH", way.name.clone();
@@ -131,14 +131,14 @@ impl Report {
             text += &peer.text(&self.by_line);
         }
         let when = match &self.peer {
-            Some(peer) => format!("on {}, unless it knows this host", peer.name),
-            None => "on the other host".to_owned(),
+            Some(peer) => format!("On {}, unless it knows this host already, run", peer.name),
+            None => "On the other host, run".to_owned(),
         };
         text += &format!("\n{when}:\n    sudo dibsctl init --peer {}\n", self.line);
         match (&self.peer, self.changed) {
-            (None, _) => text += "\nand here the line that it prints.\n",
+            (None, _) => text += "\nThen run here the command that it prints.\n",
             (Some(_), true) => {
-                text += "\nhere; connections that are open stay:\n    sudo systemctl enable dibsd\n    \
+                text += "\nHere, run (open connections are kept):\n    sudo systemctl enable dibsd\n    \
                          sudo systemctl restart dibsd\n";
             }
             (Some(_), false) => {}
@@ -150,20 +150,20 @@ impl Report {
 impl Peer {
     /// All that the other host's line decides, to be looked through.
     fn text(&self, by_line: &[ByLine]) -> String {
-        let by = |(path, to): &(String, SocketAddr)| format!("{to} by {path}");
+        let by = |(path, to): &(String, SocketAddr)| format!("{to} over {path}");
         let by: Vec<_> = self.endpoints.iter().map(by).collect();
         let by = match &by[..] {
-            [] => "it calls".to_owned(),
+            [] => "it contacts this host".to_owned(),
             by => format!("called at {}", by.join(", ")),
         };
         let name = &self.name;
         let mut text = format!(
-            "\npeer {name}: {by}\nOf its line, look through:\n  public key {}\n",
+            "\npeer {name}: {by}\nCheck what its join token decides:\n  public key {}\n",
             self.public_key
         );
         for taken in &self.claims.taken {
             text += &format!(
-                "  connections to {} can take a bump ({})\n",
+                "  connections to {} can be protected ({})\n",
                 taken.address, taken.ground
             );
         }
@@ -177,8 +177,8 @@ impl Peer {
         for by in by_line {
             let (interface, way, address) = (&by.interface, &by.way, by.address);
             text += &format!(
-                "  {interface} is TRUSTED because the line says that {way} of {name} is, which has {address} in its \
-                 network. If somebody may listen there, write it anew with --force --trusted INTERFACE\n"
+                "  {interface} is TRUSTED because the token says that {way} of {name} is, which has {address} in its \
+                 network. If somebody may eavesdrop there, repeat this with --force --trusted INTERFACE\n"
             );
         }
         text
@@ -194,7 +194,7 @@ pub(crate) fn offer(all: &[Interface]) -> Table {
     table!(all, interface:
         "INTERFACE", interface.name.clone();
         "ADDRESSES", list(&interface.addresses());
-        "UNLESS NAMED", unless_named(interface).to_owned();
+        "DEFAULT", unless_named(interface).to_owned();
     )
 }
 

@@ -60,7 +60,7 @@ fn text_is_printed_as_it_was_read() {
     for line in [
         "2 packets, 0 of them neither TCP nor dibs",
         "10.0.2.1:5300 to 10.0.2.2:5300, path 1, session 01020304: 2 datagrams",
-        "in clear: lengths 1372 (2); longest silence 0.001 s; 0 of the path's numbers",
+        "in clear: lengths 1372 (2); longest silence 0.001 s; 0 of the path's sequence numbers",
         "from 2 of 2 datagrams, 100 % of it certain",
         "2 datagrams from number 0 on, English, by statistics",
         "  stones. Nobody on the jetty was surprised to see her, for she had been\n",

@@ -95,7 +95,7 @@ fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
         "{several}"
     );
     let none = init!(server, "--public", "ppp0=203.0.113.7").failed();
-    assert!(none.contains("ppp0 makes no path"), "{none}");
+    assert!(none.contains("ppp0, which is no path"), "{none}");
     assert!(!server.file().parent().unwrap().exists());
     let begun = init!(server, "--public", "wlan0=203.0.113.7", "--json");
     assert_eq!(begun.err, "");
@@ -149,12 +149,12 @@ fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
         .collect();
     assert_eq!(lent, ["10.77.0.2", "fd77::2", "10.77.0.3", "fd77::3"]);
     let again = init!(server, "--peer", &of_laptop.to_string()).good();
-    assert!(again.contains("is as it was"), "{again}");
+    assert!(again.contains("is unchanged"), "{again}");
 
     // In one network with it, as the laptop of this test is.
     let met = init!(laptop, "--peer", &of_server).good();
     assert!(
-        met.contains("called at") && met.contains("10.0.2.1:5300 by wlan0"),
+        met.contains("called at") && met.contains("10.0.2.1:5300 over wlan0"),
         "{met}"
     );
 }
@@ -188,7 +188,7 @@ fn two_hosts_know_each_other_by_one_line_each() {
     assert_eq!(config.daemon.private_key_file, b.key());
 
     let told = init!(a, "--peer", &joined).good();
-    assert!(told.contains("has one peer more"), "{told}");
+    assert!(told.contains("has one more peer"), "{told}");
     let config = a.config();
     let mut endpoints: Vec<_> = { config.peers[0].endpoints.iter() }
         .map(|(path, to)| format!("{path} {to}"))
@@ -204,7 +204,7 @@ fn two_hosts_know_each_other_by_one_line_each() {
 
     // Once more changes nothing, and the line can be had again.
     let again = init!(a, "--peer", &joined).good();
-    assert!(again.contains("is as it was"), "{again}");
+    assert!(again.contains("is unchanged"), "{again}");
     assert_eq!(line(init!(a, "--json")), of_a);
     assert_eq!(fs::read_to_string(a.file()).unwrap(), more);
 }
@@ -219,7 +219,7 @@ fn what_is_there_is_not_overwritten() {
     let key = fs::read(host.key()).unwrap();
 
     let sentence = init!(host, "--trusted", "wlan0").failed();
-    assert!(sentence.contains("is there already"), "{sentence}");
+    assert!(sentence.contains("exists already"), "{sentence}");
     assert!(sentence.contains("--force"), "{sentence}");
     assert_eq!(fs::read_to_string(host.file()).unwrap(), edited);
 
@@ -249,7 +249,7 @@ fn bad_input_is_named_and_changes_nothing() {
     let (a, b) = (Host::new(1), Host::new(2));
     let both = init!(a, "--trusted", "eth0", "--untrusted", "eth0,wlan0").failed();
     assert!(
-        both.contains("eth0 is named as trusted and as untrusted"),
+        both.contains("eth0 is in both --trusted and --untrusted"),
         "{both}"
     );
     let unknown = init!(a, "--trusted", "eth7");
@@ -262,13 +262,13 @@ fn bad_input_is_named_and_changes_nothing() {
     for bad in ["", "dibs1", "dibs1,name=a,sum=00000000", "x\n\u{1b}[31m"] {
         let usage = init!(a, "--trusted", "eth0", "--peer", bad);
         assert_eq!((usage.code, usage.out.as_str()), (2, ""), "{}", usage.err);
-        assert!(usage.err.contains("--peer <LINE>"), "{}", usage.err);
+        assert!(usage.err.contains("--peer <TOKEN>"), "{}", usage.err);
     }
     assert!(!a.file().exists() && !a.key().exists());
 
     let of_a = line(init!(a, "--trusted", "eth0", "--json"));
     let own = init!(a, "--peer", &of_a).failed();
-    assert!(own.contains("line of this host itself"), "{own}");
+    assert!(own.contains("join token of this host"), "{own}");
 
     // Whoever has the key file open to others hears of it before anything is written.
     fs::create_dir(b.key().parent().unwrap()).unwrap();
@@ -332,12 +332,12 @@ fn all_that_a_line_decides_is_printed() {
     let key = &line.split("key=").nth(1).unwrap()[..44];
     for part in [
         &format!("public key {key}"),
-        "10.0.1.1:5300 by eth0",
-        "10.0.2.1:5300 by wlan0",
-        "connections to 10.0.1.1 can take a bump (in the network of path eth0)",
-        "left out: 8.8.8.8 of lan7 (no path here that leads there is in its network)",
+        "10.0.1.1:5300 over eth0",
+        "10.0.2.1:5300 over wlan0",
+        "connections to 10.0.1.1 can be protected (in the network of path eth0)",
+        "left out: 8.8.8.8 of lan7 (it is in no network of a path here that leads there)",
         "left out: 10.0.2.2 of lan7 (this host has it)",
-        "eth0 is TRUSTED because the line says that lan7 of a is, which has 10.0.1.1 in its network",
+        "eth0 is TRUSTED because the token says that lan7 of a is, which has 10.0.1.1 in its network",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -367,8 +367,8 @@ fn a_path_without_an_endpoint_is_warned_of() {
     let ways: [(&str, Trust, &[&str]); 1] = [("ens3", Trust::Trusted, &["10.0.1.2"])];
     let line = crafted("b", &ways);
     let joined = init!(host, "--trusted", "eth0", "--peer", &line);
-    let warned = "warning: path wlan0 gets no endpoint of b: no address of b is in its network or reached by it; \
-                  write wlan0 = \"ADDRESS:5300\" under [peer.endpoints], or b calls by it";
+    let warned = "warning: path wlan0 gets no endpoint of b: it reaches no address of b; write wlan0 = \"ADDRESS:5300\" \
+                  under [peer.endpoints], unless b has an endpoint of this host there";
     assert!(joined.err.contains(warned), "{}", joined.err);
     assert_eq!(joined.code, 0);
 }

@@ -23,7 +23,7 @@ fn wrong_command_lines_are_usage() {
         "disable",
         "enable --dport 0",
         "enable --dport 65536",
-        "enable --dport http",
+        "enable --dport no-such-service",
         "enable --dst server",
         "enable --dst 10.0.0.0/33",
         "enable --all --dport 80",
@@ -48,6 +48,46 @@ fn wrong_command_lines_are_usage() {
         let ended = run(&line.split_whitespace().collect::<Vec<_>>());
         assert_eq!((ended.code, ended.out.as_str()), (2, ""), "{line}");
         assert!(ended.err.contains("--help"), "{line}: {}", ended.err);
+    }
+}
+
+#[test]
+fn usage_says_what_to_write() {
+    for (line, advice) in [
+        ("", "dibsctl enable --dport 5432"),
+        ("enable", "select connections, for example with --dport 22"),
+        ("rule add --bump seal", "or with --all"),
+        (
+            "rule add --conn 1 --bump seal",
+            "a rule cannot select one connection",
+        ),
+        ("enable --dport no-such-service", "write the number"),
+        ("path role wlan none", "off"),
+    ] {
+        let ended = run(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(ended.code, 2, "{line}");
+        assert!(ended.err.contains(advice), "{line}: {}", ended.err);
+    }
+}
+
+/// The manual has a page of each command, with what a reader looks for at the end.
+#[test]
+fn pages_of_the_manual() {
+    let directory = tempfile::tempdir().unwrap();
+    run(&["man", directory.path().to_str().unwrap()]).good();
+    for page in [
+        "dibsctl",
+        "dibsctl-enable",
+        "dibsctl-rule-add",
+        "dibsctl-init",
+    ] {
+        let text = fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap();
+        for section in ["EXAMPLES", "FILES", "\"EXIT STATUS\"", "\"SEE ALSO\""] {
+            assert!(
+                text.contains(&format!(".SH {section}\n")),
+                "{page}, {section}: {text}"
+            );
+        }
     }
 }
 
@@ -159,7 +199,7 @@ fn check_tells_right_from_wrong() {
     assert_eq!(right.code, 0);
     assert_eq!(
         right.out,
-        format!("{file} is right: 1 path, 0 peers, 0 rules\n")
+        format!("{file} is valid: 1 path, 0 peers, 0 rules\n")
     );
     assert!(
         right
@@ -181,7 +221,7 @@ fn check_tells_right_from_wrong() {
 
     let lone = check(dir.path(), &GOOD.replace("\"scramble\"", "\"share\""), &[]);
     assert_eq!(lone.code, 1);
-    let why = ":2:16: the bump \"share\" needs 2 paths at least";
+    let why = ":2:16: the bump \"share\" needs 2 paths or more";
     assert!(lone.err.contains(why), "{}", lone.err);
 
     let sentence = run(&["check", "/nonexistent"]).failed();

@@ -120,8 +120,11 @@ fn a_device_by_which_nothing_comes_back_is_listed_as_such() {
     ];
     let out = listing_of(&["bump", "list"], Reply::Bumps(bumps));
     let of = |name: &str| out.lines().find(|line| line.starts_with(name)).unwrap();
-    assert!(of("vpn").ends_with("nothing comes back by it"), "{out}");
-    assert!(of("other").ends_with("something comes back by it"), "{out}");
+    assert!(of("vpn").ends_with("nothing comes back over it"), "{out}");
+    assert!(
+        of("other").ends_with("something comes back over it"),
+        "{out}"
+    );
     assert!(!of("new").contains("by it"), "{out}");
 }
 
@@ -171,7 +174,7 @@ fn status_at_a_glance() {
     let out = listing_of(&["status"], Reply::Status(status()));
     for part in [
         "dibsd 0.1.0, pid 99, up 3m12s, integrity on\n",
-        "backstop failed: set up the table: no\n",
+        "kill switch failed: set up the table: no\n",
         "warning: integrity is a fine thing\n",
         "5 connections to peers, 1 on a bump\n",
         "server  established",
@@ -240,7 +243,7 @@ fn selectors_are_asked_as_given() {
         let force = false;
         let expected = Request::Disable { selector, force };
         assert_eq!((run.code, asked), (1, expected), "one was skipped");
-        assert!(run.err.contains("stayed: "), "{}", run.err);
+        assert!(run.err.contains("did not move: "), "{}", run.err);
         let skipped = Vec::new();
         let all = Changed {
             skipped,
@@ -295,8 +298,7 @@ fn to_skip_all_is_to_fail() {
     };
     let (run, _) = Daemon::answering(Ok(Reply::Changed(reply))).run(&["enable", "--conn", "8"]);
     assert_eq!(run.code, 1);
-    let sentence =
-        "dibsctl: none of 1 connection could be changed: its socket is bound to a device\n";
+    let sentence = "dibsctl: none of 1 connection moved: its socket is bound to a device\n";
     assert!(run.err.ends_with(sentence), "{}", run.err);
 }
 
@@ -319,7 +321,7 @@ fn rules_that_gave_way_are_named() {
     assert_eq!(
         run.good(),
         "rule 3: dport 80 -> scramble\n\
-         rule 2 gave way to it and is gone: uid 1000 -> scramble (required)\n"
+         rule 2 contradicted it and was deleted: uid 1000 -> scramble (required)\n"
     );
     let (run, _) = Daemon::answering(reply()).run(&[&args[..], &["--json"]].concat());
     let made = json(&run.good());
@@ -451,7 +453,7 @@ fn rules_are_deleted() {
     let (run, asked) = Daemon::answering(reply).run(&["rule", "del", "3", "--force"]);
     force = true;
     assert_eq!((run.code, asked), (1, Request::RuleDel { id, force }));
-    let told = run.out.contains("\nkept ") && run.err.contains("stay on the bump");
+    let told = run.out.contains("\nkept ") && run.err.contains("did not move");
     assert!(told, "{} {}", run.out, run.err);
 }
 
@@ -604,7 +606,7 @@ fn strangers_are_not_believed() {
         let (run, _) = Daemon::saying(text).run(&["conn", "list"]);
         let sentence = run.failed();
         assert!(
-            sentence.contains("is not this version's dibsd"),
+            sentence.contains("is answered by no dibsd of this version"),
             "{sentence}"
         );
     }
@@ -641,7 +643,7 @@ fn without_daemon_each_command_says_so() {
         assert_eq!(
             sentence,
             format!(
-                "dibsd is not running: nothing answers at {}",
+                "dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd",
                 socket.display()
             ),
             "{command}"

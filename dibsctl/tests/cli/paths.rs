@@ -88,7 +88,7 @@ fn why_a_path_is_not_used_is_listed_once() {
         rate_limit: Some(20_000_000),
         volume: Some(10_000_000_000),
         volume_used: Some(1_500_000_000),
-        unused: Some("it is a backup, and other paths are there".to_owned()),
+        unused: Some("it is a backup, and other paths work".to_owned()),
         reason: reason.map(str::to_owned),
         ..path()
     };
@@ -100,12 +100,12 @@ fn why_a_path_is_not_used_is_listed_once() {
     for part in [
         "trusted  backup  up ",
         "20 Mbit/s  1.5 GB of 10 GB",
-        "1452  it is a backup, and other paths are there\n",
+        "1452  it is a backup, and other paths work\n",
     ] {
         assert!(out.contains(part), "{part}: {out}");
     }
-    let out = list(wlan(PathState::Down, Some("its role is never")));
-    assert!(out.ends_with("1452  its role is never\n"), "{out}");
+    let out = list(wlan(PathState::Down, Some("its role is off")));
+    assert!(out.ends_with("1452  its role is off\n"), "{out}");
 }
 
 #[test]

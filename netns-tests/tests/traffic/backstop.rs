@@ -114,7 +114,7 @@ fn a_table_that_the_kernel_refuses_is_told_until_it_stands() {
             for more in [&[][..], &["--require"]] {
                 let rule = ["rule", "add", "--dport", "7001", "--bump", "seal"];
                 let said = net.a.refused(&[&rule[..], more].concat())?;
-                ensure!(said.contains("nothing was changed"), "{said}");
+                ensure!(said.contains("was not added"), "{said}");
                 ensure!(said.trim_end().lines().count() == 1, "{said}");
             }
             ensure!(net.a.ctl(&["rule", "list"])? == json!([]));
@@ -156,7 +156,7 @@ fn what_is_required_is_not_begun_without_it() {
             let line = line_of(&net.a, "require")?;
             for part in [
                 format!("dibsd.toml:{line}:"),
-                "rule 1 would not be held when others flush the firewall".to_owned(),
+                "rule 1 does not survive a flush of the firewall".to_owned(),
                 "does another program own it?".to_owned(),
             ] {
                 ensure!(said.contains(&part), "no {part:?}: {said}");
@@ -234,7 +234,7 @@ fn a_rule_that_one_ip_version_lacks_is_told_and_taken_up_later() {
             lacks(&net.a)?;
             net.start()?;
             let narrow =
-                "rule 1 holds for IPv4 alone: ip6tables refuses it: Couldn't load match owner";
+                "rule 1 is in force for IPv4 only: ip6tables refuses it: Couldn't load match owner";
             ensure!(warned(net) == [narrow], "{:?}", warned(net));
             let conns = |to| connect(&net.a.host, &net.b.host, to);
             let _v4 = conns(server(7000))?;
@@ -254,7 +254,7 @@ fn a_rule_that_one_ip_version_lacks_is_told_and_taken_up_later() {
                 "--require",
             ];
             let said = net.a.refused(&required)?;
-            let why = "it requires its bump over IPv6 too, and ip6tables refuses it: Couldn't load";
+            let why = "it requires its bump for IPv6 too, but ip6tables refuses it: Couldn't load";
             ensure!(said.contains(why), "{said}");
             ensure!(said.trim_end().lines().count() == 1, "{said}");
 
@@ -287,7 +287,7 @@ fn what_a_saved_rule_requires_is_kept_where_it_can_be_and_told() {
             net.a.start()?;
             net.wait_established()?;
             let narrow = format!(
-                "rule {} requires its bump, but holds for IPv4 alone: ip6tables refuses it: Couldn't load match owner",
+                "rule {} requires its bump, but is in force for IPv4 only: ip6tables refuses it: Couldn't load match owner",
                 made["id"]
             );
             ensure!(warned(net) == [narrow.as_str()], "{:?}", warned(net));
@@ -327,8 +327,8 @@ fn what_one_ip_version_does_not_take_is_required_of_all_until_it_does() {
                 anyhow::bail!("{warnings:?}");
             };
             for part in [
-                "rule 1 requires its bump of every user's connections",
-                "it requires its bump over IPv6 too, and ip6tables refuses it: Couldn't load",
+                "rule 1 requires its bump for every user's connections",
+                "it requires its bump for IPv6 too, but ip6tables refuses it: Couldn't load",
             ] {
                 ensure!(warning.contains(part), "no {part:?}: {warning}");
             }

@@ -316,7 +316,7 @@ fn a_daemon_runs_out_of_descriptors_and_gets_some_back() {
                 client.arg("events");
                 let client = net.a.host.spawn(client);
                 clients.push(client.expect("a client is started"));
-                log_has(&net.a, "clients have to wait") > 0
+                log_has(&net.a, "cannot accept clients") > 0
             })?;
             net.a.host.run("ip rule del priority 5200")?;
             talk.stands_still(Duration::from_secs(3))?;

@@ -195,7 +195,10 @@ fn devices_go_by_their_names_not_their_numbers() {
             );
             net.b.host.run("ip link del tun8")?;
             let why = enable("other")?;
-            ensure!(why.contains("at the peer is not there"), "{why}");
+            ensure!(
+                why.contains("the peer's device of this bump does not exist"),
+                "{why}"
+            );
             net.wait_bump(7000, "vpn")?;
             talk.advance(SETTLED)?;
             talk.finish()
@@ -219,7 +222,8 @@ fn what_carries_a_device_does_not_go_into_it() {
             let _conn = connect(&net.a.host, &net.b.host, server(7000))?;
             let refused = net.a.refused(&["enable", "--all", "--bump", "own"])?;
             ensure!(
-                refused.contains("what goes by this bump's device goes by this connection"),
+                refused
+                    .contains("the device of this bump sends its own packets over this connection"),
                 "{refused}"
             );
             let refused = net.a.refused(&["rule", "add", "--all", "--bump", "own"])?;
@@ -283,7 +287,7 @@ fn a_device_through_which_nothing_passes_is_found_out_and_left() {
                 .a
                 .refused(&["enable", "--dport", "7000", "--bump", "vpn"])?;
             for part in [
-                "nothing came back by device tun99 of bump vpn",
+                "nothing came back over device tun99 of bump vpn",
                 "--allow-recursive-routing",
                 "the connections are back where they were",
             ] {
@@ -323,7 +327,7 @@ fn of_a_device_by_which_nothing_was_sent_nobody_says_that_it_answers() {
             ensure!(
                 moved["warnings"]
                     .to_string()
-                    .contains("so nobody knows whether anything comes back by its device"),
+                    .contains("shows whether answers come back"),
                 "{moved:#}"
             );
             net.wait_bump(7000, "vpn")?;

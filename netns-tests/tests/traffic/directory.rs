@@ -51,10 +51,14 @@ fn a_reload_that_waits_for_the_directory_of_users_holds_up_nothing_else() {
             // A user changes something, too.
             let rule = ["rule", "add", "--dport", "9", "--bump", "scramble"];
             net.a.ctl(&rule)?;
-            let reloaded = || net.a.log().contains("1 rule(s) of the file hold");
+            let reloaded = || {
+                net.a
+                    .log()
+                    .contains("1 rule(s) of the configuration file are in force")
+            };
             ensure!(!reloaded(), "the directory was not waited for");
             wait("word of what is waited for", || {
-                net.a.log().contains("are being looked up for 2 s")
+                net.a.log().contains("could not be looked up for 2 s")
             })?;
             // Iptables asks as well.
             drop(directory);

@@ -26,7 +26,10 @@ fn disable_in_vain(net: &mut Net) -> Result<()> {
     let refusals =
         [&[][..], &["--force"]].map(|more| net.a.refused(&[&disable[..], more].concat()));
     net.b.go_on()?;
-    let why = ["did not say whether plain carries it", "did not answer"];
+    let why = [
+        "did not say whether the network carries it in plain",
+        "did not answer",
+    ];
     for (refusal, why) in refusals.into_iter().zip(why) {
         let refusal = refusal?;
         ensure!(refusal.contains(why), "{refusal}");

@@ -130,7 +130,10 @@ fn a_path_that_is_not_there_is_named() {
     isolated(|| {
         Setup::new().run(|net| {
             let said = net.a.refused(&["eavesdrop", "--path", "lte"])?;
-            ensure!(said.contains("no path lte, but eth, wlan"), "{said}");
+            ensure!(
+                said.contains("no path lte: choose one of eth, wlan"),
+                "{said}"
+            );
             Ok(())
         })
     });

@@ -159,7 +159,7 @@ fn what_is_required_of_a_user_to_come_is_required_of_all_until_the_user_is_known
             ensure!(blocked == [7000], "{blocked:?}");
             ensure!(connects(net, 7001, HANG)?, "7001 was blocked");
             let warnings = warned(net)?;
-            let expected = "rule 1 requires its bump of every user's connections to its ports and addresses, as its \
+            let expected = "rule 1 requires its bump for every user's connections to its ports and addresses, because its \
                             user is not known yet: there is no user \"late\"";
             ensure!(warnings == [expected], "{warnings:?}");
             net.b.start()?;
@@ -197,14 +197,14 @@ fn a_usual_rule_waits_for_its_user_and_says_so() {
                 ensure!(net.a.bumps(7000)? == ["plain"]);
                 let warnings = warned(net)?;
                 let expected =
-                    "rule 1 waits, as its user is not known yet: there is no user \"late\"";
+                    "rule 1 is not in force, because its user is not known yet: there is no user \"late\"";
                 ensure!(warnings == [expected], "{warnings:?}");
                 let rules = net.a.ctl(&["rule", "list"])?;
                 ensure!(rules[0]["active"] == false, "{rules}");
                 // A reload waits as well; once the user is there the rule holds.
                 net.a.reload()?;
                 wait("the reload", || {
-                    net.a.log().contains("1 rule(s) of the file hold")
+                    net.a.log().contains("1 rule(s) of the configuration file are in force")
                 })?;
                 users(net, true)?;
                 wait("the rule to hold", || {
@@ -234,7 +234,9 @@ fn a_reload_of_a_broken_file_leaves_suspended_rules_suspended() {
                 fs::write(&file, text.replacen("dport", "dprt", 1))?;
                 net.a.reload()?;
                 wait("the refusal", || {
-                    net.a.log().contains("the file is not taken")
+                    net.a
+                        .log()
+                        .contains("the configuration file was not applied")
                 })?;
                 wait("the end of the reload", || {
                     net.a.log().contains("steering applied again")

@@ -90,3 +90,37 @@ fn scramble_for_a_laboratory_course() {
         })
     });
 }
+
+#[test]
+fn encrypt_one_running_transfer() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(873)?;
+            talk.advance(1 << 20)?;
+            let [list, enable, disable] = &commands("Encrypt one running transfer")?[..] else {
+                anyhow::bail!("the guide has other commands");
+            };
+            run(net, list)?;
+            run(net, enable)?;
+            net.wait_bump(873, "seal")?;
+            talk.advance(1 << 20)?;
+            run(net, disable)?;
+            net.wait_bump(873, "plain")?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn ssh_on_a_bump() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(22)?;
+            for command in commands("ssh on a bump, without locking yourself out")? {
+                run(net, &command)?;
+            }
+            net.wait_bump(22, "seal")?;
+            talk.finish()
+        })
+    });
+}

@@ -56,7 +56,7 @@ fn chained_waits_for_the_trusted_link_and_says_why() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
             start_without_the_trusted_link(net)?;
-            let why = "nothing secures a handshake by an untrusted path";
+            let why = "nothing secures a handshake over an untrusted path";
             wait("the reason", || {
                 said_of_peer(&net.a, "reason").is_ok_and(|said| said.contains(why))
             })?;

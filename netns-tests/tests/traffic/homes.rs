@@ -67,7 +67,10 @@ fn two_laptops_with_the_same_addresses_have_a_server_at_once() {
                 (&net.b, "--sport"),
             ] {
                 let said = node.refused(&["disable", end, "7000"])?;
-                ensure!(said.contains("plain does not carry it"), "{said}");
+                ensure!(
+                    said.contains("the network does not carry it in plain"),
+                    "{said}"
+                );
                 talk("after a disable that was refused")?;
             }
             ensure!(net.b.bumps(7000)? == ["seal", "seal"]);

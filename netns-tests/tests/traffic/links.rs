@@ -64,7 +64,7 @@ fn an_interface_takes_other_sizes_meanwhile() {
             resize(1227)?;
             net.a.wait_path("wlan", "down")?;
             let path = net.a.path("wlan")?;
-            let reason = "its interface takes packets of 1227 bytes at most, and 1228 are needed";
+            let reason = "its interface has an MTU of 1227 bytes, and 1228 are needed: raise it";
             ensure!(path["reason"] == reason, "{path}");
             talk.advance(2 << 20)?;
             resize(1500)?;

@@ -261,7 +261,7 @@ fn the_data_path_goes_before_programs_that_leave_it_little() {
             let crowd = |_| spawn(&net.a, "sh", &["-c", "while :; do :; done"]);
             let _crowd = (0..12).map(crowd).collect::<Result<Vec<Process>>>()?;
             // Only root of the host lets a program do so.
-            let refused = || net.a.log().contains("may not go before them");
+            let refused = || net.a.log().contains("cannot raise its priority");
             wait("the data path to go before others", || {
                 let taken = net.a.counter("processor_scarce");
                 taken.is_ok_and(|taken| taken > 0) || refused()

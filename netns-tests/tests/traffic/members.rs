@@ -73,7 +73,7 @@ fn members_see_what_is_their_own_and_root_sees_all() {
                 let said = one.refused(&["rule", "del", &his])?;
                 ensure!(said.contains(&format!("no rule {his} of yours")), "{said}");
                 let said = one.refused(&["rule", "del", &for_one])?;
-                ensure!(said.contains("root's: only root deletes it"), "{said}");
+                ensure!(said.contains("root's: use sudo"), "{said}");
                 let said = one.refused(&["rule", "add", "--dport", "83", "--bump", "seal"])?;
                 ensure!(said.contains("add --uid 1000"), "{said}");
 
@@ -164,7 +164,8 @@ fn root_displaces_what_a_member_requires_and_both_hear_of_it() {
                 let told = heard.iter().find(|event| event["kind"] == "rule_displaced");
                 let told = told.context("the event")?;
                 ensure!(told["fields"]["by"] == roots.as_str(), "{told:#}");
-                let text = format!("rule {his} of uid 1000 gave way to root and is gone");
+                let text =
+                    format!("rule {his} of uid 1000 contradicted one of root and was deleted");
                 let said = told["text"].as_str().unwrap_or_default();
                 ensure!(said.starts_with(&text), "{said}");
                 ensure!(net.a.log().contains(said), "not in the log: {said}");
@@ -220,8 +221,8 @@ fn what_users_made_does_not_keep_a_daemon_from_starting_with_another_file() {
             net.a.start()?;
             let said = |id: &str, uid: &str| {
                 format!(
-                    "rule {id} of uid {uid}, which puts connections on \"scramble\", is dropped: it requires \
-                     another bump of some of the same connections as rule 1, which puts them on \"seal\""
+                    "rule {id} of uid {uid}, for \"scramble\", was deleted: it requires \
+                     another bump of some of the same connections as rule 1, for \"seal\""
                 )
             };
             for said in [said(&his, "1000"), said(&roots, "0")] {
@@ -239,8 +240,7 @@ fn what_users_made_does_not_keep_a_daemon_from_starting_with_another_file() {
             net.a.stop(Signal::SIGTERM)?;
             net.a.start()?;
             let said = format!(
-                "rule {third} of uid 0, which puts connections on \"scramble\", is dropped: require cannot \
-                 be kept with fail = \"open\""
+                "rule {third} of uid 0, for \"scramble\", was deleted: require does not work with fail = \"open\""
             );
             ensure!(net.a.log().contains(&said), "no {said:?}");
             let rules = net.a.ctl(&["rule", "list"])?;
@@ -278,7 +278,7 @@ fn a_member_has_so_many_rules_and_others_can_make_theirs() {
             ];
             let said = one.refused(&more)?;
             ensure!(
-                said.contains("uid 1000 has 64 rules, and may not have more: delete one first"),
+                said.contains("uid 1000 has 64 rules, which is the limit: delete one first"),
                 "{said}"
             );
             add(&other, "1001", &["--dport", "81", "--bump", "seal"])?;
@@ -316,7 +316,7 @@ fn loops_of_a_member_keep_neither_root_nor_others_out() {
                     .is_some_and(|count| count > 0)
             };
             wait("clients to be refused", || refused(net, "clients_refused"))?;
-            let said = "8 clients of uid 1000 are served, and no more at a time: close one";
+            let said = "uid 1000 has 8 clients, which is the limit: close one";
             wait("clients to be told so", || {
                 loops.iter().any(|asking| asking.stderr().contains(said))
             })?;

@@ -90,12 +90,15 @@ fn subflows_move_together_or_stay() {
             ensure!(subflows(net, 3)? == ["plain"; 3]);
             let mut whys = left_out(net, &["enable", "--dport", "7000"])?;
             // In the order of the kernel's list.
-            whys.sort_unstable_by_key(|why| why.contains("same MPTCP connection"));
+            whys.sort_unstable_by_key(|why| {
+                why.contains("another subflow of its MPTCP connection")
+            });
             ensure!(
                 whys.len() == 3
                     && whys[0].starts_with("its socket is bound to a device")
                     && whys[1..].iter().all(|why| {
-                        why.contains("same MPTCP connection") && why.contains("bound to a device")
+                        why.contains("another subflow of its MPTCP connection")
+                            && why.contains("bound to a device")
                     }),
                 "{whys:?}"
             );

@@ -34,7 +34,7 @@ fn stays(router: Router) -> Result<()> {
         for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
             let said = node.refused(&["disable", end, "7000"])?;
             ensure!(
-                said.contains("plain does not carry it") && said.contains("--force"),
+                said.contains("the network does not carry it in plain") && said.contains("--force"),
                 "{said}"
             );
             check(net, "disabled")?;
@@ -44,7 +44,7 @@ fn stays(router: Router) -> Result<()> {
         check(net, "cleaned up")?;
         let said = net.a.refused(&["rule", "del", &id])?;
         ensure!(
-            said.contains("is deleted") && said.contains("stay"),
+            said.contains("is deleted") && said.contains("did not move"),
             "{said}"
         );
         let rules = net.a.ctl(&["rule", "list"])?;
@@ -58,7 +58,10 @@ fn stays(router: Router) -> Result<()> {
             check(net, "with another daemon")?;
         }
         let said = net.a.refused(&["disable", "--dport", "7000"])?;
-        ensure!(said.contains("plain does not carry it"), "{said}");
+        ensure!(
+            said.contains("the network does not carry it in plain"),
+            "{said}"
+        );
         check(net, "disabled again")?;
         net.a.ctl(&["disable", "--dport", "7000", "--force"])?;
         net.a.wait_bump(7000, "plain")
@@ -91,7 +94,7 @@ fn a_connection_that_a_firewall_knows_goes_to_plain() {
                 net.b.bumps(7000).is_ok_and(|on| on == ["seal", "seal"])
             })?;
             let said = net.a.refused(&["rule", "del", &id])?;
-            ensure!(said.contains("1 connection of it stay"), "{said}");
+            ensure!(said.contains("1 connection of it did not move"), "{said}");
             let mut on = net.a.bumps(7000)?;
             on.sort();
             ensure!(on == ["plain", "seal"], "{on:?}");
@@ -101,7 +104,7 @@ fn a_connection_that_a_firewall_knows_goes_to_plain() {
             net.a.enable(7000)?;
             exchange(&mut known, FEW)?;
             let said = net.a.refused(&["disable", "--dport", "7000"])?;
-            ensure!(said.contains("1 connection stayed"), "{said}");
+            ensure!(said.contains("1 connection did not move"), "{said}");
             exchange(&mut known, FEW)?;
             exchange(&mut unknown, FEW)
         })
@@ -120,7 +123,9 @@ fn a_mark_of_another_program_moves_nothing_that_plain_does_not_carry() {
             let mark = "conntrack -U -p tcp -s 10.0.5.1 -d 10.0.9.2 --dport 7000 --mark 0x10000000";
             net.a.host.run(mark)?;
             wait("the mark to be undone", || {
-                net.a.log().contains("what another program chose is undone")
+                net.a
+                    .log()
+                    .contains("another program's move of a connection was undone")
             })?;
             exchange(&mut conn, FEW)?;
             net.a.wait_bump(7000, "seal")

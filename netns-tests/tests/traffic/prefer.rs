@@ -95,7 +95,7 @@ fn a_backup_carries_data_once_the_others_are_gone() {
                 "{listed:#}"
             );
             ensure!(
-                listed["unused"] == "it is a backup, and other paths are there",
+                listed["unused"] == "it is a backup, and other paths work",
                 "{listed:#}"
             );
 
@@ -124,12 +124,12 @@ fn a_path_that_is_never_used_sends_nothing() {
             let listed = net.a.path("wlan")?;
             ensure!(wlan == 0, "{wlan} bytes: {listed:#}");
             for key in ["unused", "reason"] {
-                ensure!(listed[key] == "its role is never", "{listed:#}");
+                ensure!(listed[key] == "its role is off", "{listed:#}");
             }
             let said = net.a.refused(&["path", "role", "eth", "never"])?;
-            ensure!(said.contains("nothing would be carried"), "{said}");
+            ensure!(said.contains("no connection could be protected"), "{said}");
             let said = net.a.refused(&["path", "prefer", "wlan"])?;
-            ensure!(said.contains("never used"), "{said}");
+            ensure!(said.contains("is off"), "{said}");
             net.a.ctl(&["path", "reset"])?;
             net.wait_established()?;
             let [_, wlan] = carried(&net.a, &talk)?;
@@ -151,17 +151,17 @@ fn a_volume_that_is_used_up_stops_its_path() {
             ensure!(number(&net.a.path("wlan")?, "volume")? == volume);
             net.a.wait_path("wlan", "down")?;
             let listed = net.a.path("wlan")?;
-            ensure!(listed["unused"] == "its volume is used up", "{listed:#}");
+            ensure!(listed["unused"] == "its data cap is used up", "{listed:#}");
             let used = number(&listed, "volume_used")?;
             ensure!(used >= volume, "{used}: {listed:#}");
             wait("the event", || {
-                events.stdout().contains("used up its volume of 16 MB")
+                events.stdout().contains("used up its data cap of 16 MB")
             })?;
             ensure!(net.a.path("eth")?["volume_used"].is_null());
             // What keeps the path alive goes on.
             let carried_now = carried(&net.a, &talk)?;
             ensure!(carried_now[1] < STREAM / 100, "{carried_now:?}");
-            ensure!(net.b.path("wlan")?["unused"] == "its volume is used up at the peer");
+            ensure!(net.b.path("wlan")?["unused"] == "its data cap is used up at the peer");
 
             net.a.stop(Signal::SIGKILL)?;
             net.a.start()?;

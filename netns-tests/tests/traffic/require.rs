@@ -197,7 +197,7 @@ fn what_would_let_it_out_is_refused() {
                         .context("the rule")?;
                     for part in [
                         format!("/run/dibs/dibsd.toml:{}:11: ", line + 1),
-                        format!("require cannot be kept with {key}; hint: set {kept}"),
+                        format!("require does not work with {key}; hint: set {kept}"),
                     ] {
                         ensure!(said.contains(&part), "no {part:?}: {said}");
                     }

@@ -271,7 +271,7 @@ fn rules_that_cannot_be_are_refused_by_name_and_leave_nothing() {
             ensure!(new.iter().all(|line| !line.contains("DIBS")), "{new:#?}");
 
             let id = add(net, &["--dport", "80", "--bump", "seal", "--require"])?;
-            let stands = format!("as rule {id}, which puts them on \"seal\"");
+            let stands = format!("as rule {id}, for \"seal\"");
             refused(
                 &["--dport", "80", "--bump", "scramble"],
                 &format!("selects the same connections {stands}"),
@@ -301,7 +301,7 @@ fn rules_that_cannot_be_are_refused_by_name_and_leave_nothing() {
                 let file = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
                 let line = file.lines().position(|line| line.starts_with("match"));
                 let place = format!("dibsd.toml:{}:9: ", line.context("the rule")? + 1);
-                let why = "rule 1 waits, as the kernel does not take it yet: iptables refuses it: Set nowhere";
+                let why = "rule 1 is not in force, because the kernel does not take it yet: iptables refuses it: Set nowhere";
                 let log = net.a.log();
                 ensure!(log.contains(&place) && log.contains(why), "{log}");
                 let status = net.a.ctl(&["status"])?;
@@ -378,18 +378,28 @@ fn the_rules_of_the_file_are_taken_anew_and_nothing_else_of_it() {
                 net,
                 &file,
                 &rule(7000, "seal"),
-                "1 rule(s) of the file hold",
+                "1 rule(s) of the configuration file are in force",
             )?;
             net.wait_bump(7000, "seal")?;
             talk.advance(SETTLED)?;
             let two = rule(7001, "share") + &rule(7000, "scramble");
-            reload(net, &file, &two, "2 rule(s) of the file hold")?;
+            reload(
+                net,
+                &file,
+                &two,
+                "2 rule(s) of the configuration file are in force",
+            )?;
             net.wait_bump(7000, "scramble")?;
             talk.advance(SETTLED)?;
             // What dibsctl made stays.
             add(net, &["--dport", "7002", "--bump", "seal"])?;
             // A file that cannot be taken changes nothing.
-            reload(net, &file, &rule(7000, "sael"), "the file is not taken")?;
+            reload(
+                net,
+                &file,
+                &rule(7000, "sael"),
+                "the configuration file was not applied",
+            )?;
             ensure!(
                 net.a.bumps(7000)? == ["scramble"],
                 "{:?}",
@@ -398,16 +408,26 @@ fn the_rules_of_the_file_are_taken_anew_and_nothing_else_of_it() {
             // One that the file contradicts gives way, and nothing else.
             add(net, &["--dport", "7003", "--bump", "seal", "--require"])?;
             let against = rule(7003, "share") + "require = true\n" + &two;
-            reload(net, &file, &against, "3 rule(s) of the file hold")?;
+            reload(
+                net,
+                &file,
+                &against,
+                "3 rule(s) of the configuration file are in force",
+            )?;
             ensure!(
-                net.a.log().contains("gives way to the file"),
+                net.a.log().contains("contradicts the configuration file"),
                 "{}",
                 net.a.log()
             );
             // Other sections wait for a restart, and are named.
             let slower = file.replacen("[daemon]", "[daemon]\ntrusted_share = 0.25", 1);
             ensure!(slower != file, "the file has a section [daemon]");
-            reload(net, &slower, "", "[daemon] of the file changed")?;
+            reload(
+                net,
+                &slower,
+                "",
+                "[daemon] of the configuration file changed",
+            )?;
             net.wait_bump(7000, "plain")?;
             talk.advance(SETTLED)?;
             let rules = net.a.ctl(&["rule", "list"])?;
@@ -426,11 +446,21 @@ fn what_cleanup_took_down_stands_again_after_a_reload() {
         Setup::new().run(|net| {
             let file = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
             let rule = "\n[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = 7000\n";
-            reload(net, &file, rule, "1 rule(s) of the file hold")?;
+            reload(
+                net,
+                &file,
+                rule,
+                "1 rule(s) of the configuration file are in force",
+            )?;
             net.a.ctl(&["cleanup"])?;
             let talk = net.talk(7001)?;
             talk.advance(256 << 10)?;
-            reload(net, &file, rule, "1 rule(s) of the file hold")?;
+            reload(
+                net,
+                &file,
+                rule,
+                "1 rule(s) of the configuration file are in force",
+            )?;
             let ruled = net.talk(7000)?;
             net.wait_bump(7000, "seal")?;
             ruled.advance(SETTLED)?;

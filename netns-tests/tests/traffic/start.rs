@@ -100,7 +100,10 @@ fn a_second_daemon_with_another_socket_changes_nothing() {
             ensure!(said.contains(expected), "{said}");
             let after = (kernel::state(&net.a.host)?, firewall(net)?.0);
             ensure!(before == after, "{before:#?}\n{after:#?}");
-            ensure!(!net.a.log().contains("changed the steering"), "put back");
+            ensure!(
+                !net.a.log().contains("changed rules or routes of dibs"),
+                "put back"
+            );
             talk.advance(256 << 10)?;
             talk.finish()
         })

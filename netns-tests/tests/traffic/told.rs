@@ -32,7 +32,7 @@ fn a_firewall_that_drops_what_comes_by_the_tun() {
                 let enabled = net.a.ctl(&["enable", "--dport", "7000"])?;
                 let said = warnings(&enabled)?;
                 let tells =
-                    |said: &&String| said.contains("acknowledged") && said.contains("dibs1");
+                    |said: &&String| said.contains("acknowledgement") && said.contains("dibs1");
                 ensure!(said.iter().any(|said| tells(&said)), "{which}: {said:?}");
                 host.shell(&format!("iptables -D {drops}"))?;
                 talk.advance(64 << 10)?;

@@ -66,9 +66,11 @@ impl fmt::Display for Ground {
             Ground::Network(path) => write!(f, "in the network of path {path}"),
             Ground::Called(path) => write!(
                 f,
-                "called by path {path} over a router: only the line says whose it is"
+                "reached over path {path} and a router: only the join token says whose it is"
             ),
-            Ground::Word => f.write_str("no path here leads to it: only the line says whose it is"),
+            Ground::Word => {
+                f.write_str("no path here leads to it: only the join token says whose it is")
+            }
         }
     }
 }
@@ -78,7 +80,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Refusal::Own => "this host has it",
             Refusal::Elsewhere => "it is in a network of this host that is no path",
-            Refusal::Unfaced => "no path here that leads there is in its network",
+            Refusal::Unfaced => "it is in no network of a path here that leads there",
         })
     }
 }
@@ -181,14 +183,14 @@ mod tests {
         let expected = [
             "10.0.1.2 in the network of path eth0",
             "fd00:1::2 in the network of path eth0",
-            "198.51.100.7 called by path wan0 over a router: only the line says whose it is",
+            "198.51.100.7 reached over path wan0 and a router: only the join token says whose it is",
         ];
         assert_eq!(taken, expected);
         let expected = [
-            "8.8.8.8 of eth0: no path here that leads there is in its network",
+            "8.8.8.8 of eth0: it is in no network of a path here that leads there",
             "172.17.0.2 of eth0: it is in a network of this host that is no path",
-            "10.0.1.50 of fake0: no path here that leads there is in its network",
-            "198.51.100.8 of wan0: no path here that leads there is in its network",
+            "10.0.1.50 of fake0: it is in no network of a path here that leads there",
+            "198.51.100.8 of wan0: it is in no network of a path here that leads there",
             "192.168.122.1 of virbr0: this host has it",
         ];
         assert_eq!(left, expected);

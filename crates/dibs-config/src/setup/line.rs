@@ -23,7 +23,7 @@ const MOST_ADDRESSES: usize = 16;
 /// line that was not copied whole is noticed. Whitespace, as mail puts it in, counts for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// What it calls itself; fit for the name of a peer.
+    /// Name that it calls itself; fit for the name of a peer.
     pub name: String,
     /// Its key.
     pub public_key: PublicKey,
@@ -40,7 +40,7 @@ pub struct Way {
     pub name: String,
     /// How that host labels it.
     pub trust: Trust,
-    /// Where that host is reached by it, unicast and routable; none if it has no address now.
+    /// Addresses at which that host is reached over it, unicast and routable; none if it has no address now.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -49,14 +49,16 @@ pub struct Way {
 pub enum BadLine {
     /// It is something else.
     #[error(
-        "it is not what `dibsctl init` prints on the other host, which begins with \"{FORM},\""
+        "it is no join token: paste what `dibsctl init` prints on the other host, which begins with \"{FORM},\""
     )]
     Form,
     /// Its sum is missing, or that of another line.
-    #[error("a part of the line is missing or changed: paste all of it, up to the sum at its end")]
+    #[error(
+        "part of the join token is missing or changed: paste all of it, up to the sum at its end"
+    )]
     Sum,
     /// A field says what cannot be.
-    #[error("\"{field}\" in the line {fault}: have `dibsctl init` print it anew on the other host")]
+    #[error("\"{field}\" in the join token {fault}: run `dibsctl init` again on the other host")]
     Field {
         /// As it stands there.
         field: String,

@@ -33,7 +33,7 @@ pub struct Meeting<'a> {
     pub trust: Trust,
     /// The path there.
     pub way: &'a Way,
-    /// Where the other host listens.
+    /// Address at which the other host listens.
     pub endpoint: SocketAddr,
 }
 

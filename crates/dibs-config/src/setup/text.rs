@@ -16,7 +16,7 @@ pub struct NewPath {
     pub interface: String,
     /// This end's label.
     pub trust: Trust,
-    /// What the interface has now.
+    /// Addresses that the interface has now.
     pub addresses: Vec<IpAddr>,
     /// By which others reach it, where they are translated on the way.
     pub public: Vec<IpAddr>,
@@ -38,11 +38,11 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
     }
     text += "# What `dibsctl enable` takes without --bump. seal encrypts, by whatever path.\n\
              default_bump = \"seal\"\n\
-             # While dibsd is away, what it carried is blocked (\"closed\") or goes on in plain (\"open\").\n\
+             # While dibsd does not run, connections on a bump are blocked (\"closed\") or continue in plain (\"open\").\n\
              #fail = \"closed\"\n\
              \n\
-             # The ways out of this host. On a trusted one nobody listens, up to the other host; the\n\
-             # other host labels its end too, and the lower label counts.\n";
+             # The ways out of this host. On a trusted one nobody can eavesdrop, up to the other host. The\n\
+             # other host labels its end too; a path that either calls untrusted is untrusted.\n";
     for path in paths {
         let addresses: Vec<_> = path.addresses.iter().map(IpAddr::to_string).collect();
         let addresses = match &addresses[..] {
@@ -65,11 +65,13 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
             let public = quoted(&path.public);
             put(
                 &mut text,
-                format_args!("# Translated on the way here.\npublic = [{public}]\n"),
+                format_args!(
+                    "# NAT translates this address to one of the interface.\npublic = [{public}]\n"
+                ),
             );
         }
     }
-    text + "\n# The other hosts. `dibsctl init --peer LINE` adds one, with the line that it printed there.\n"
+    text + "\n# The other hosts. `dibsctl init --peer TOKEN` adds one, with the join token that `dibsctl init` printed there.\n"
 }
 
 /// Addresses of a peer in the file.
@@ -94,11 +96,11 @@ pub fn peer_section(
                 .map(|address| ipnet::IpNet::from(*address))
                 .collect();
             let prefixes = quoted(&prefixes);
-            format!("# Connections to these can take a bump.\naddresses = [{prefixes}]")
+            format!("# Connections to these can be protected.\naddresses = [{prefixes}]")
         }
         Addresses::Lent(lent) => format!(
-            "# Others may have the same addresses as this host, so its connections come from these.\n\
-             appears_as = [{}]",
+            "# This peer may have the same addresses as others (NAT), so its connections come from \
+             these.\nappears_as = [{}]",
             quoted(lent)
         ),
     };
@@ -112,10 +114,10 @@ pub fn peer_section(
         other.public_key,
     );
     if met.is_empty() {
-        return text + "# No path here leads to it as far as is known: it calls.\n";
+        return text + "# No path here leads to it, so it has to contact this host.\n";
     }
-    text +=
-        "\n# Where it listens, seen from each path here; by others it calls.\n[peer.endpoints]\n";
+    text += "\n# Its address or name and port, by path of this host. Without a line it has to contact this \
+             host.\n[peer.endpoints]\n";
     for meeting in met {
         let path = key(&meeting.path);
         put(

@@ -9,7 +9,7 @@ fn devices_end_where_marks_end() {
     let device = |i| format!("[[bump]]\nname = \"b{i}\"\nkind = \"device\"\ndevice = \"tun{i}\"\n");
     let devices = |n: u32| contract() + &(0..n).map(device).collect::<String>();
     assert_eq!(good(&devices(6)).bumps.len(), BuiltIn::usual(0).len() + 7);
-    assert!(fault(&devices(7)).message.contains("more than the 7"));
+    assert!(fault(&devices(7)).message.contains("more than 7"));
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn sharing_and_sealing_have_settings() {
     for (bump, says) in [
         (
             "name = \"share\"\nkind = \"share\"\nshares = 3\n",
-            "the file has 2 paths",
+            "the file has 2 path(s)",
         ),
         (
             "name = \"share\"\nkind = \"share\"\nneeded = 3\n",
@@ -69,7 +69,7 @@ fn sharing_and_sealing_have_settings() {
         .replace(&alone[from..to], "")
         .replace("wlan = \"10.0.2.2:5300\"\n", "");
     let refused = good(&alone).check_carried().unwrap_err().to_string();
-    assert!(refused.contains("needs 2 paths at least"), "{refused}");
+    assert!(refused.contains("needs 2 paths or more"), "{refused}");
     let twice = "name = \"seal\"\nkind = \"seal\"\n";
     let twice = with(twice) + "[[bump]]\n" + twice;
     assert!(fault(&twice).message.contains("listed twice"));

@@ -19,7 +19,7 @@ fn peers_share_neither_key_nor_name_nor_prefix() {
         (second("server", KEY2, "10.9.0.0/16"), "\"server\" is taken"),
         (
             second("other", KEY, "10.9.0.0/16"),
-            "is that of peer \"server\" too",
+            "is also that of peer \"server\"",
         ),
         (
             second("other", KEY2, "10.0.1.2"),
@@ -69,7 +69,7 @@ fn peers_open_what_the_file_names() {
         let said = refused(addresses, &format!("{addresses}\naccept = [\"{bad}\"]"));
         assert!(said.starts_with("31:"), "{bad}: {said}");
         assert!(
-            said.contains("nothing that a peer may open"),
+            said.contains("neither a port nor an address with port"),
             "{bad}: {said}"
         );
     }
@@ -93,7 +93,7 @@ fn address_only_paths_stand_where_trust_is_equal() {
     assert_eq!(good(&two("trusted")).paths[1].interface, None);
     assert_eq!(fault(&two("untrusted")).line, 3);
     let twice = path("a", "10.0.1.1", "trusted") + &path("b", "10.0.1.1", "trusted");
-    assert!(fault(&twice).message.contains("is that of path \"a\" too"));
+    assert!(fault(&twice).message.contains("is also that of path \"a\""));
     let neither = "[[path]]\nname = \"a\"\ntrust = \"trusted\"\n";
     assert!(fault(neither).message.contains("lacks \"interface\""));
 }
@@ -110,11 +110,11 @@ fn a_gateway_names_the_networks_behind_it_and_none_of_a_peers() {
     for (networks, said) in [
         (
             "[\"10.0.1.0/24\"]",
-            "10.0.1.0/24, of which addresses are peer \"server\"'s",
+            "10.0.1.0/24, which shares addresses with peer \"server\"",
         ),
         (
             "[\"10.0.1.2\"]",
-            "10.0.1.2/32, of which addresses are peer \"server\"'s",
+            "10.0.1.2/32, which shares addresses with peer \"server\"",
         ),
         (
             "[\"192.168.7.0/24\", \"192.168.7.0/24\"]",
@@ -214,7 +214,7 @@ fn addresses_may_stand_for_others() {
         ),
         (
             "appears_as = \"127.0.0.1\"",
-            "is not the address of one host",
+            "is not an address of one host",
         ),
         ("appears_as = \"10.77.0.0/24\"", "is not an address"),
         (
@@ -255,7 +255,7 @@ fn every_address_may_be_behind_a_peer_beside_the_networks_here() {
     assert!(
         both.unwrap_err()
             .to_string()
-            .contains("of which addresses are peer")
+            .contains("shares addresses with peer")
     );
 }
 

@@ -28,8 +28,8 @@ fn what_would_let_out_what_a_rule_requires_is_refused() {
         assert_eq!(
             fault(&text).to_string(),
             format!(
-                "dibs.toml:{line}:11: require cannot be kept with {key} = \"{open}\"; hint: set {key} \
-                 = \"{kept}\" in [daemon], or leave require out"
+                "dibs.toml:{line}:11: require does not work with {key} = \"{open}\"; hint: set {key} = \
+                 \"{kept}\" in [daemon], or leave require out"
             )
         );
         good(&text.replacen("require = true", "require = false", 1));
@@ -50,7 +50,7 @@ fn what_would_let_out_what_a_rule_requires_is_refused() {
     }
     let said = fault(&with("prefer = true\nrequire = true")).to_string();
     assert!(
-        said.contains(":1: a rule requires its bump or prefers it, not both"),
+        said.contains(":1: a rule has both require and prefer"),
         "{said}"
     );
     let said = fault(&with("require = \"yes\"")).to_string();
@@ -75,8 +75,9 @@ fn rules_that_contradict_each_other_are_refused_at_the_later_one() {
     assert_eq!(
         fault(&text).to_string(),
         format!(
-            "dibs.toml:{line}:8: rule 3 selects the same connections as rule 2, which puts them on \
-             \"scramble\"; hint: give them one bump, one level and one scheduler, or let them select apart"
+            "dibs.toml:{line}:8: rule 3 selects the same connections as rule 2, for \"scramble\"; \
+             hint: give both the same bump, require or prefer, and scheduler, or let them select \
+             different connections"
         )
     );
     let level = with(&[one, &format!("{one}\nprefer = true")]);
@@ -123,8 +124,8 @@ fn a_rule_may_have_a_scheduler_where_addresses_and_ports_say_whose() {
         assert_eq!(
             fault(&text).to_string(),
             format!(
-                "dibs.toml:{number}:1: a rule with {key} cannot have a scheduler: who shares out data over the paths \
-                 sees addresses and ports alone; hint: name it by ports, addresses, time"
+                "dibs.toml:{number}:1: a rule with {key} cannot have a scheduler, because the scheduler sees only \
+                 addresses and ports; hint: select by ports, addresses, time"
             )
         );
     }

@@ -27,12 +27,12 @@ fn each_value_is_checked() {
         (
             "port             = 5300",
             "metrics = \"0.0.0.0:9477\"",
-            "is not the address of one host",
+            "is not an address of one host",
         ),
         (
             "port             = 5300",
             "metrics = \"10.0.1.1:9477\"",
-            "no loopback address",
+            "not a loopback address",
         ),
         (
             "port             = 5300",
@@ -104,14 +104,14 @@ fn each_value_is_checked() {
         (
             "interface = \"wlan0\"\n",
             "",
-            "name the path's interface too",
+            "add the interface of the path",
         ),
         (
             "interface = \"wlan0\"\naddress = \"10.0.2.1\"\n",
             "",
             "lacks \"interface\"",
         ),
-        ("\"wlan0\"", "\"eth0\"", "is that of path \"eth\" too"),
+        ("\"wlan0\"", "\"eth0\"", "is also that of path \"eth\""),
         (
             "integrity        = \"on\"",
             "handshake = \"none\"",
@@ -177,12 +177,12 @@ fn each_value_is_checked() {
         (
             "\"tun9\"",
             "\"wlan0\"",
-            "is the interface of path \"wlan\" too",
+            "is also the interface of path \"wlan\"",
         ),
         (
             "device = \"tun9\"\n",
             "device = \"tun9\"\n[[bump]]\nname = \"b\"\nkind = \"device\"\ndevice = \"tun9\"\n",
-            "is that of bump \"vpn\" too",
+            "is also that of bump \"vpn\"",
         ),
         // rule
         ("bump = \"scramble\"\n", "", "[[rule]] lacks \"bump\""),
@@ -192,7 +192,7 @@ fn each_value_is_checked() {
         ("dport = 80", "dport = []", "dport is empty"),
         ("dport = 80", "dport = [80, true]", "is a boolean"),
         ("uid = 1000", "uid = -1", "within 0 and 4294967294"),
-        ("gid = 100", "user = \"www-data\"", "uid or user, not both"),
+        ("gid = 100", "user = \"www-data\"", "both uid and user"),
         ("uid = 1000", "user = \"a b\"", "is not the name of a user"),
         (
             "\"10.0.1.0/24\"",

@@ -146,7 +146,7 @@ fn a_file_without_a_trusted_path_carries_no_scramble() {
     };
     let found = fault(&with("trusted", &text)).to_string();
     assert!(
-        found.contains(":3:13: handshake \"trusted\" agrees no keys"),
+        found.contains(":3:13: handshake \"trusted\" allows no handshake"),
         "{found}"
     );
     // The peer of the contract has a preshared key.
@@ -157,7 +157,10 @@ fn a_file_without_a_trusted_path_carries_no_scramble() {
     let without = text.replace("preshared_key_file = \"/etc/dibs/psk\"\n", "");
     assert_eq!(good(&without).daemon.handshake, Handshake::Any);
     let found = fault(&with("chained", &without)).to_string();
-    assert!(found.contains("no keys with peer \"server\""), "{found}");
+    assert!(
+        found.contains("no first handshake with peer \"server\""),
+        "{found}"
+    );
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn something_has_to_be_carried() {
     };
     let one = never(&contract(), "trusted");
     let warnings = good(&one).warnings();
-    let says = |warning: &String| warning.contains("every trusted path has the role never");
+    let says = |warning: &String| warning.contains("every trusted path is off");
     assert!(warnings.iter().any(says), "{warnings:?}");
     let other = good(&never(&contract(), "untrusted")).warnings();
     assert!(!other.iter().any(says), "{other:?}");

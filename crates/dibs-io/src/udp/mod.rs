@@ -51,7 +51,7 @@ pub struct Endpoint {
     /// Our address: the one that was written to, and that an answer comes from. `None` leaves
     /// the choice to the kernel.
     pub local: Option<IpAddr>,
-    /// What is sent says that it is capable of ECN: ECT(0) in its IP header (RFC 3168).
+    /// Mark of what is sent that says that it is capable of ECN: ECT(0) in its IP header (RFC 3168).
     pub ect: bool,
 }
 
@@ -65,7 +65,7 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-/// What a [`PathSocket`] counted since it was opened, both families together.
+/// Counters of a [`PathSocket`] since it was opened, both families together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpCounters {
     /// Calls that handed over a run of datagrams as one.
@@ -166,7 +166,7 @@ impl PathSocket {
         }
     }
 
-    /// Whether runs to peers of this family go out as one, as far as known.
+    /// True if runs to peers of this family go out as one, as far as known.
     pub fn offloads(&self, family: Family) -> bool {
         self.socket(family)
             .is_some_and(|socket| socket.gso.active())
@@ -180,7 +180,7 @@ impl PathSocket {
             .for_each(|socket| socket.gso.accepted());
     }
 
-    /// What happened so far.
+    /// Counts so far.
     pub fn counters(&self) -> UdpCounters {
         self.v4
             .iter()

@@ -64,7 +64,7 @@ impl RecvBatch {
         }
     }
 
-    /// What the last receive brought, in order of arrival.
+    /// Datagrams of the last receive, in order of arrival.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = Received<'_>> {
         self.buffers
             .chunks_exact_mut(RUN_MAX)

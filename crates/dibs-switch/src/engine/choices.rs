@@ -42,7 +42,9 @@ impl<W: fmt::Display, F: fmt::Display> Outcome<W, F> {
             Self::Moved => None,
             Self::NotMarked(fault) => Some(fault.to_string()),
             Self::Refused(why) => Some(why.to_string()),
-            Self::Superseded => Some("another choice was made for it meanwhile".to_owned()),
+            Self::Superseded => {
+                Some("somebody else moved it meanwhile: repeat the command".to_owned())
+            }
             Self::Answered(Ok((outcome, _))) => Some(format!("the peer answers {outcome:?}")),
             Self::Answered(Err(error)) => Some(error.to_string()),
             Self::Ended => Some("it has ended".to_owned()),

@@ -336,7 +336,7 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
         Err(fault) => Some(format!("{fault:#}")),
     };
     if let Some(why) = fault {
-        let why = format!("what another program chose is undone: {why}");
+        let why = format!("another program's move of a connection was undone: {why}");
         m.tell(News::Fault(&why));
         if bump.is_some() || before.is_none() {
             switches::put_back(m, [(pair, before)].into_iter()).await;

@@ -82,7 +82,8 @@ pub async fn answer<M: Machine>(
         Ok::<_, M::Fault>(answers.collect())
     };
     answered.await.unwrap_or_else(|fault| {
-        let why = format!("cannot find out whether plain carries connections: {fault:#}");
+        let why =
+            format!("cannot find out whether the network carries connections in plain: {fault:#}");
         m.tell(News::Fault(&why));
         vec![failed; conns.len()]
     })

@@ -119,7 +119,9 @@ async fn enforce<M: Machine>(m: &M, lives: &[M::Live]) {
         for (live, outcome) in &moved {
             let Some(why) = outcome.fault() else { continue };
             // What the peer refuses is blocked by the rule.
-            m.tell(News::Fault(&format!("a required connection waits: {why}")));
+            m.tell(News::Fault(&format!(
+                "a connection whose rule requires a bump is blocked: {why}"
+            )));
             enforce_later(m, live, bump, outcome);
         }
     }

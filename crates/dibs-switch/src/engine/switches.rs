@@ -47,7 +47,11 @@ pub async fn answer<M: Machine>(
     }
     // The peer asks again and again for what it was told.
     if let Err(why) = carried_out {
-        tell_of(m, peer, &format!("cannot follow its switch: {why}"));
+        tell_of(
+            m,
+            peer,
+            &format!("cannot move connections as it asked: {why}"),
+        );
     }
     m.wake(Task::Confirm);
     let news = judged.iter().flatten().filter(|following| following.is_new);
@@ -220,7 +224,7 @@ pub(super) async fn put_back<M: Machine>(
 pub(super) async fn follow_peer<M: Machine>(m: &M, peer: usize, pair: FlowKey, own: u64) {
     let bump = u8::try_from(own).ok().and_then(BumpId::new);
     let Some(bump) = bump.filter(|bump| m.carries(*bump)) else {
-        let why = "a rule there wants a bump that this host does not carry";
+        let why = "a rule of the peer wants a bump that this host does not have";
         return tell_of(m, peer, why);
     };
     let by = Hand::Peer;
@@ -233,7 +237,11 @@ pub(super) async fn follow_peer<M: Machine>(m: &M, peer: usize, pair: FlowKey, o
         }
     };
     if let Some(fault) = fault {
-        tell_of(m, peer, &format!("cannot follow a rule there: {fault}"));
+        tell_of(
+            m,
+            peer,
+            &format!("cannot follow a rule of the peer: {fault}"),
+        );
     }
 }
 

@@ -74,7 +74,7 @@ pub async fn answer<M: Machine>(m: &M, peer: usize, sequence: u64, bumps: u16) -
         Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
         Ok(()) => Outcome::Done,
         Err(fault) => {
-            let why = &format!("cannot make ready for its rules: {fault:#}");
+            let why = &format!("cannot prepare for rules of the peer: {fault:#}");
             m.tell(News::Peer { peer, why });
             Outcome::Failed
         }

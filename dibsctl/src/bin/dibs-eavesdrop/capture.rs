@@ -49,11 +49,11 @@ pub(super) fn read(
             if frames > 0 && error.kind() == io::ErrorKind::UnexpectedEof =>
         {
             Ok(Some(format!(
-                "{name} ends within a packet, behind {frames} whole ones: these are what is said here"
+                "{name} ends within a packet: only the {frames} complete packet(s) before are shown"
             )))
         }
         Err(Stop::At(error)) => Err(anyhow!(
-            "{name} is broken behind {frames} packets ({}): capture again, or cut it there",
+            "{name} is damaged after {frames} packets ({}): capture again, or cut it there",
             reason(&error)
         )),
     }
@@ -139,8 +139,8 @@ fn link(path: &Path, link: DataLink) -> Result<Link> {
     match Link::by_number(number) {
         Some(link) => Ok(link),
         None => bail!(
-            "{} was captured on a link of kind {number}, which is not known here: capture on an Ethernet \
-             interface, or on one that carries bare IP",
+            "{} was captured on a link of the unknown kind {number}: capture on an Ethernet interface, or on one \
+             that carries bare IP",
             path.display()
         ),
     }
@@ -148,7 +148,7 @@ fn link(path: &Path, link: DataLink) -> Result<Link> {
 
 fn not_a_capture(path: &Path, why: &str) -> anyhow::Error {
     anyhow!(
-        "{} is no capture ({why}): give a pcap or pcapng file, as tcpdump -w writes",
+        "{} is no capture ({why}): use a pcap or pcapng file, as tcpdump -w writes it",
         path.display()
     )
 }
@@ -234,7 +234,7 @@ mod tests {
             let (frames, cut) = read_bytes(&bytes[..bytes.len() - 1]).unwrap();
             assert_eq!(frames.len(), 1);
             let cut = cut.unwrap();
-            assert!(cut.contains("ends within a packet, behind 1"), "{cut}");
+            assert!(cut.contains("only the 1 complete packet(s)"), "{cut}");
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let mut other = captures()[0].clone();
         other[20] = 147;
         let error = read_bytes(&other).unwrap_err().to_string();
-        assert!(error.contains("of kind 147"), "{error}");
+        assert!(error.contains("unknown kind 147"), "{error}");
     }
 
     /// Each byte set to each of a few values, and the file cut at each place.

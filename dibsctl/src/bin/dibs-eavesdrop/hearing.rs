@@ -74,12 +74,13 @@ pub(super) fn of_path(
             .collect();
         let whose = before.as_ref().map(|conn| format!(" to {}", conn.peer));
         let whose = whose.unwrap_or_default();
-        anyhow!("there is no path {name}{whose}, but {}", names.join(", "))
+        anyhow!(
+            "there is no path {name}{whose}: choose one of {}",
+            names.join(", ")
+        )
     })?;
     let Some(interface) = &path.interface else {
-        bail!(
-            "path {name} is bound to no interface: capture with tcpdump -w, and give it as --pcap"
-        );
+        bail!("path {name} is not bound to an interface: capture with tcpdump -w, and use --pcap");
     };
     // Of both ends' ports one is told.
     let mut tap = Tap::new(path.remote.map_or(port, |remote| remote.port()));
@@ -97,7 +98,7 @@ pub(super) fn of_path(
     })?;
     let mut warnings = Vec::new();
     if missed > 0 {
-        warnings.push(format!("{missed} packets passed too quickly to be heard"));
+        warnings.push(format!("{missed} packets were too fast to be captured"));
     }
     let connection = match before {
         Some(before) => match conn_of(client, before.id) {
@@ -150,10 +151,10 @@ impl Connection {
 pub(super) fn show_what_is_read(heard: &Heard, known: Option<&Path>, json: bool) -> Result<()> {
     let known = match known {
         Some(known) => std::fs::read(known)
-            .with_context(|| format!("cannot read what is known, {}", known.display()))?,
+            .with_context(|| format!("cannot read the known file, {}", known.display()))?,
         None => Vec::new(),
     };
-    note("reading what can be read; this takes up to a minute for each direction");
+    note("reading the text; this takes up to a minute for each direction");
     let report = heard.tap.report(&Attacker::new(), &known);
     let answer = Answer {
         report: &report,

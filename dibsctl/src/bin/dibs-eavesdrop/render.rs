@@ -22,10 +22,10 @@ pub(super) fn connection(connection: &Connection) -> String {
         bytes: all,
     } = connection;
     let passed = match all {
-        0 => "nothing of it went by a bump in this time".to_owned(),
+        0 => "none of its data used a bump in this time".to_owned(),
         all => format!(
-            "{} of its {} on bumps in this time went by this path, by this host's count; the datagrams are those of \
-             all connections with that peer",
+            "{} of its {} on bumps in this time used this path, as counted here; the datagrams are those of all \
+             connections with that peer",
             percent(*bytes_by_path as f64 / *all as f64),
             bytes(*all)
         ),
@@ -57,13 +57,13 @@ fn write_report(out: &mut String, report: &Report) -> fmt::Result {
     if *handshakes > 0 {
         writeln!(
             out,
-            "{} of dibs: the hosts call this path trusted, and agree on keys here",
+            "{} of dibs: the hosts call this path trusted, and exchange keys here",
             count(*handshakes as usize, "handshake")
         )?;
     }
     if *beyond > 0 {
         let beyond = count(*beyond as usize, "datagram");
-        writeln!(out, "{beyond} did not find room and are left out")?;
+        writeln!(out, "{beyond} found no room and are left out")?;
     }
     if *further > 0 {
         let further = count(*further as usize, "datagram");
@@ -76,7 +76,7 @@ fn write_report(out: &mut String, report: &Report) -> fmt::Result {
     if plain.bytes > 0 {
         writeln!(
             out,
-            "\nplain TCP, {}: it reads as it is",
+            "\nplain TCP, {}: readable as it is",
             bytes(plain.bytes)
         )?;
         seen(out, &plain.statistics, &plain.first)?;
@@ -103,7 +103,7 @@ fn direction(out: &mut String, way: &Direction) -> fmt::Result {
     )?;
     writeln!(
         out,
-        "in clear: lengths {}; longest silence {:.3} s; {} of the path's numbers did not pass",
+        "in clear: lengths {}; longest silence {:.3} s; {} of the path's sequence numbers missing",
         lengths.collect::<Vec<_>>().join(", "),
         way.times.longest_silence,
         way.missing
@@ -113,7 +113,7 @@ fn direction(out: &mut String, way: &Direction) -> fmt::Result {
         let untried = count(way.untried as usize, "datagram");
         writeln!(
             out,
-            "{untried} not looked at: behind 40 in vain, or 200 in all"
+            "{untried} skipped: after 40 without success, or 200 in all"
         )?;
     }
     if way.pieces.is_empty() {
@@ -177,7 +177,9 @@ fn kind(kind: Kind) -> &'static str {
 fn how(piece: &Piece) -> impl Display {
     match piece.how {
         How::Within => format!("by statistics, {:.1} bits a byte", piece.bits),
-        How::Start => "an epoch's start or a solo chunk, by its zeros and statistics".to_owned(),
-        How::Known => "of what is known".to_owned(),
+        How::Start => {
+            "start of an epoch or standalone chunk, by its zeros and statistics".to_owned()
+        }
+        How::Known => "from the known file".to_owned(),
     }
 }

@@ -9,15 +9,14 @@ const EARLIEST: f64 = 1_735_689_600.0;
 pub(crate) fn judge(now: f64, synchronized: bool) -> Finding {
     let set = "set it, and run a time service (systemd-timesyncd, chrony)";
     if now < EARLIEST {
-        let found =
-            "it shows a time before dibs was made: the peer refuses handshakes older than the last";
+        let found = "it shows a time before dibs existed: peers reject handshakes that are older than the latest";
         return Finding::failed("clock", found, set);
     }
     match synchronized {
-        true => Finding::fine("clock", "it is kept right"),
+        true => Finding::fine("clock", "a time service keeps it right"),
         false => Finding::warning(
             "clock",
-            "nothing keeps it right; after it was set back, the peer refuses handshakes for as long",
+            "no time service is running: if the clock goes back by N s, peers reject handshakes for N s",
             set,
         ),
     }

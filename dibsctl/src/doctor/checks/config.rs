@@ -18,15 +18,17 @@ pub(crate) fn judge(
     let config = match loaded {
         Ok(config) => config,
         Err(Error::Read { .. }) if !named && !file.exists() => {
-            let advice = "write it (see README.md), or name another with --config FILE";
-            return vec![Finding::warning("config", "there is none yet", advice).about(subject)];
+            let advice = "create it with dibsctl init, or name another file with --config FILE";
+            return vec![
+                Finding::warning("config", "the file does not exist yet", advice).about(subject),
+            ];
         }
         Err(error @ Error::Read { .. }) => {
-            let advice = "run doctor as who may read it, or name another with --config FILE";
+            let advice = "run doctor with sudo, or name another file with --config FILE";
             return vec![Finding::failed("config", error.to_string(), advice).about(subject)];
         }
         Err(error) => {
-            let advice = format!("mend it; dibsctl check {subject} shows the place");
+            let advice = format!("correct it; dibsctl check {subject} shows the line");
             return vec![Finding::failed("config", error.to_string(), advice).about(subject)];
         }
     };
@@ -35,13 +37,13 @@ pub(crate) fn judge(
         Err(error) => Finding::failed(
             "config",
             error.to_string(),
-            "add what it lacks, or use another bump",
+            "add what is missing, or use another bump",
         ),
-        Ok(()) if warnings.is_empty() => Finding::fine("config", "it is right"),
+        Ok(()) if warnings.is_empty() => Finding::fine("config", "the file is valid"),
         Ok(()) => Finding::warning(
             "config",
             warnings.join("; "),
-            "see docs/threat-model.md for what that means",
+            "see the threat model (docs/threat-model.md)",
         ),
     };
     let mut findings = vec![checked.about(subject)];
@@ -51,7 +53,10 @@ pub(crate) fn judge(
 
 fn key(read: &Result<(), KeyFileError>) -> Finding {
     match read {
-        Ok(()) => Finding::fine("private_key", "it is one, and nobody else's"),
+        Ok(()) => Finding::fine(
+            "private_key",
+            "the key is valid, and only its owner can read it",
+        ),
         Err(KeyFileError::Io(_, error)) if error.kind() == ErrorKind::PermissionDenied => {
             Finding::needs_root("private_key")
         }

@@ -11,7 +11,7 @@ pub(crate) fn judge(name: Option<&str>) -> Finding {
     match name {
         Some(name) if BY_DELAY.contains(&name) => Finding::warning(
             check,
-            format!("{name} slows down where round trips differ, as they do over several paths"),
+            format!("{name} is slow if round trips differ, as they do over several paths"),
             "run sysctl -w net.ipv4.tcp_congestion_control=cubic, or bbr",
         ),
         Some(name) => Finding::fine(check, name),

@@ -15,11 +15,11 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
             return vec![Finding::fine(CHECK, error.to_string())];
         }
         Err(error @ ClientError::NoAccess { .. }) => {
-            let advice = "run doctor as root, or join the group dibs";
+            let advice = "run doctor with sudo, or join the group dibs";
             return vec![Finding::skipped(CHECK, error.to_string(), advice)];
         }
         Err(error) => {
-            let advice = "look at its log (journalctl -u dibsd), and restart it";
+            let advice = "see its log (journalctl -u dibsd), and restart it";
             return vec![Finding::failed(CHECK, error.to_string(), advice)];
         }
     };
@@ -28,19 +28,19 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
         format!("dibsd {} runs, pid {}", status.version, status.pid),
     )];
     findings.extend({ status.warnings.iter() }.map(|warning| {
-        let advice = "see docs/steering.md and docs/threat-model.md for what that means";
+        let advice = "see docs/steering.md and docs/threat-model.md";
         Finding::warning(CHECK, warning, advice)
     }));
     let why = status.backstop.reason.clone().unwrap_or_default();
     match status.backstop.state {
         BackstopState::Failed => findings.push(Finding::failed(
             CHECK,
-            format!("the backstop does not stand: {why}"),
-            "let nobody else have a table inet dibs in nftables",
+            format!("the kill switch in nftables failed: {why}"),
+            "remove the table inet dibs that another program made in nftables",
         )),
         BackstopState::Missing => findings.push(Finding::warning(
             CHECK,
-            "there is no backstop, for this kernel has no nftables",
+            "there is no kill switch, because this kernel has no nftables",
             "load nf_tables",
         )),
         _ => {}
@@ -51,8 +51,8 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
             PeerState::Established => Finding::fine("session", "established"),
             _ => Finding::failed(
                 "session",
-                format!("there is none: {why}"),
-                "see that dibsd runs at both ends, with each other's public keys, and that UDP gets through",
+                format!("there is no session: {why}"),
+                "check that dibsd runs at both ends with each other's public keys, and that firewalls let UDP through",
             ),
         };
         finding.about(&peer.name)
@@ -60,7 +60,7 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
     findings.extend({ status.peers.iter() }.flat_map(|peer| {
         peer.endpoints.iter().filter_map(|endpoint| {
             let fault = endpoint.fault.as_deref()?;
-            let advice = "see that the name is right and that this host's resolver answers (getent ahosts NAME)";
+            let advice = "check the name, and that the resolver answers (getent ahosts NAME)";
             let finding = Finding::warning("endpoint", fault, advice);
             Some(finding.about(format!("{} to {}", endpoint.path, peer.name)))
         })
@@ -70,12 +70,12 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
         let finding = match (path.state, path.srtt_us) {
             (PathState::Up, rtt) => {
                 let rtt = rtt.map_or_else(|| "not known yet".to_owned(), micros);
-                Finding::fine("udp", format!("gets through, round trip {rtt}"))
+                Finding::fine("udp", format!("UDP gets through, round trip {rtt}"))
             }
             _ => Finding::failed(
                 "udp",
-                format!("does not get through: {why}"),
-                "look at this path's interface, its firewalls, and the peer's end of it",
+                format!("UDP does not get through: {why}"),
+                "check the interface of this path, firewalls on the way, and the peer's end",
             ),
         };
         finding.about(format!("{} to {}", path.name, path.peer))

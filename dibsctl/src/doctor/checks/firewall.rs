@@ -28,7 +28,7 @@ pub(crate) fn judge(
     findings.extend(of_silent(&filter, config, silent));
     if findings.is_empty() {
         let fine = format!(
-            "it lets through what comes by {} and the datagrams of the paths",
+            "no rule drops what arrives on {} or the datagrams of the paths",
             devices.join(", ")
         );
         findings.push(Finding::fine(CHECK, fine));
@@ -115,18 +115,18 @@ impl Filter {
         };
         if packet.inbound && made_by("ufw-") {
             let port = port.map_or_else(String::new, |port| format!(" to any port {port}"));
-            return format!("let it through, for each device: ufw allow in on {device}{port}");
+            return format!("allow it, for each device: ufw allow in on {device}{port}");
         }
         if packet.inbound && made_by("firewalld") {
             return format!(
-                "let it through, for each device: firewall-cmd --permanent --zone=trusted --add-interface={device}, \
-                 then firewall-cmd --reload"
+                "allow it, for each device: firewall-cmd --permanent --zone=trusted --add-interface={device}, then \
+                 firewall-cmd --reload"
             );
         }
         let dport = port.filter(|_| packet.state == "new");
         let dport = dport.map_or_else(String::new, |port| format!(" --dport {port}"));
         format!(
-            "let it through before that, such as: iptables -I {chain} {option} {interface} -p {}{dport} -j ACCEPT",
+            "allow it before that, such as: iptables -I {chain} {option} {interface} -p {}{dport} -j ACCEPT",
             packet.protocol
         )
     }
@@ -160,8 +160,8 @@ fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding
                 destination: Some(net.addr()),
                 ..inward.clone()
             };
-            let from = format!("what {} sends by a bump", net.addr());
-            let to = format!("what goes to {} by a bump", net.addr());
+            let from = format!("decrypted packets of {}", net.addr());
+            let to = format!("packets to {} on a bump", net.addr());
             for (what, packet) in [(from, inward), (to, outward)] {
                 for (by, on) in filter.dropped_on(&packet, devices) {
                     let what = format!("{what} on {}", on.join(", "));
@@ -204,7 +204,10 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
         for (what, packet) in [
             (format!("datagrams to {remote} on {interface}"), outward),
             (format!("datagrams from {remote} on {interface}"), inward),
-            (format!("calls from {} on {interface}", remote.ip()), called),
+            (
+                format!("handshakes from {} on {interface}", remote.ip()),
+                called,
+            ),
         ] {
             let advice = filter.remedy(&packet, interface);
             let by = filter.dropped_by(&packet);
@@ -236,15 +239,15 @@ fn of_silent(filter: &Filter, config: &Config, silent: &[SilentPortInfo]) -> Vec
             state: "new",
         };
         let what =
-            format!("connections of {name} to port {port} by {bump} get no answer, on {device}");
+            format!("connections of {name} to port {port} on {bump} ({device}) get no answer");
         let (found, advice) = match filter.dropped_by(&packet) {
             Some(by) => (
                 format!("{what}: dropped by {by}"),
                 filter.remedy(&packet, device),
             ),
             None => (
-                format!("{what}, though no rule that doctor understands drops them"),
-                format!("see whether they arrive: tcpdump -i {device} tcp port {port}"),
+                format!("{what}, although doctor found no rule that drops them"),
+                format!("check whether they arrive: tcpdump -i {device} tcp port {port}"),
             ),
         };
         Finding::failed(CHECK, found, advice).about(name)

@@ -26,7 +26,7 @@ pub(crate) fn judge(tables: &Tables) -> Finding {
                 "{version}: other programs have rules with iptables-nft ({nft}) and with \
                  iptables-legacy ({legacy}); each shows only its own, and a packet has to pass both"
             ),
-            "have all programs use one kind (update-alternatives --config iptables), and flush the other",
+            "let all programs use one kind (update-alternatives --config iptables), and flush the other",
         );
     }
     Finding::fine("iptables", version)

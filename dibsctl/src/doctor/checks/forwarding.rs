@@ -21,7 +21,7 @@ pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> V
                 } else {
                     "gateway"
                 },
-                format!("this host forwards nothing, for {key} is 0"),
+                format!("this host does not forward, because {key} is 0"),
                 format!("run sysctl -w {key}=1, and keep it in /etc/sysctl.d"),
             ));
         }
@@ -49,7 +49,7 @@ pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> V
     if v6 && is("net/ipv6/conf/all/disable_ipv6", "1") {
         findings.push(Finding::warning(
             "ipv6",
-            "peers have IPv6 addresses, and this host has IPv6 switched off",
+            "peers have IPv6 addresses, but IPv6 is switched off on this host",
             "run sysctl -w net.ipv6.conf.all.disable_ipv6=0, or leave these addresses out",
         ));
     }

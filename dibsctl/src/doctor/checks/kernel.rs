@@ -7,18 +7,18 @@ pub(crate) fn judge(release: &str) -> Finding {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next()?.parse::<u32>().ok();
     let Some(version) = number().zip(number()) else {
-        let found = format!("the kernel calls itself {release:?}, which is no version");
-        return Finding::warning("kernel", found, "see docs/steering.md for what is needed");
+        let found = format!("the kernel's version {release:?} cannot be read");
+        return Finding::warning("kernel", found, "see docs/steering.md");
     };
     match version {
         (6, 9..) | (7.., _) => Finding::fine("kernel", format!("Linux {release}")),
         (6, _) | (5, 12..) => Finding::fine(
             "kernel",
-            format!("Linux {release}: the backstop goes with the daemon (before 6.9)"),
+            format!("Linux {release}: the kill switch ends with the daemon (before 6.9)"),
         ),
         _ => Finding::warning(
             "kernel",
-            format!("Linux {release}: nft flush ruleset takes the backstop too (before 5.12)"),
+            format!("Linux {release}: nft flush ruleset removes the kill switch too (before 5.12)"),
             "use Linux 5.12 or later, better 6.9",
         ),
     }
@@ -42,6 +42,6 @@ mod tests {
         ] {
             assert_eq!(judge(release).outcome, outcome, "{release}");
         }
-        assert!(judge("6.1.0").found.contains("goes with the daemon"));
+        assert!(judge("6.1.0").found.contains("ends with the daemon"));
     }
 }

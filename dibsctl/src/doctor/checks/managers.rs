@@ -14,7 +14,7 @@ pub(crate) fn judge(managers: &Managers) -> Vec<Finding> {
         findings.push(snippet(
             told,
             "NetworkManager",
-            "takes the TUNs of dibs",
+            "may reconfigure the TUNs of dibs",
             "NetworkManager/conf.d",
         ));
     }
@@ -25,28 +25,30 @@ pub(crate) fn judge(managers: &Managers) -> Vec<Finding> {
         findings.push(snippet(
             told,
             "systemd-networkd",
-            "deletes the rules and routes of dibs",
+            "may delete the rules and routes of dibs",
             "systemd/networkd.conf.d",
         ));
     }
     if runs("firewalld") {
-        let found = "it runs; what its reload flushes, dibsd puts back";
+        let found = "it runs; dibsd restores what its reload flushes";
         findings.push(Finding::fine(CHECK, found).about("firewalld"));
     }
     if runs("dockerd") || runs("containerd") {
-        let found =
-            "it runs; connections of containers are steered only if their network is in gateway";
+        let found = "it runs; connections of containers can be protected only if their network is in gateway";
         findings.push(Finding::fine(CHECK, found).about("docker"));
     }
     if findings.is_empty() {
-        findings.push(Finding::fine(CHECK, "none of those known runs"));
+        findings.push(Finding::fine(
+            CHECK,
+            "no network manager that doctor knows runs",
+        ));
     }
     findings
 }
 
 fn snippet(told: bool, name: &str, otherwise: &str, directory: &str) -> Finding {
     let finding = match told {
-        true => Finding::fine(CHECK, "it leaves alone what is dibs'"),
+        true => Finding::fine(CHECK, "it does not change what dibs set up"),
         false => Finding::warning(
             CHECK,
             format!("it runs, and {otherwise}"),

@@ -22,7 +22,7 @@ pub(crate) fn judge(tables: &Tables, config: Option<&Config>) -> Option<Finding>
             format!("\"{line}\" in table {table} writes bits of the mask {ours:#x}"),
             "give that rule a mask without these bits, or set another mark_mask in [daemon]",
         ),
-        None => Finding::fine(CHECK, format!("nobody else's rules write {ours:#x}")),
+        None => Finding::fine(CHECK, format!("no other rule writes {ours:#x}")),
     })
 }
 

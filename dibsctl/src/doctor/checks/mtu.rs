@@ -18,7 +18,7 @@ pub(crate) fn judge(way: &Way) -> Option<Finding> {
     let finding = if payload < BASE {
         Finding::failed(
             "mtu",
-            format!("an MTU of {mtu} leaves {payload} bytes for a datagram, and {BASE} are needed"),
+            format!("an MTU of {mtu} leaves {payload} bytes for a datagram, but {BASE} are needed"),
             format!(
                 "give it an MTU of {} at least (ip link set dev {} mtu 1280), or leave the path out",
                 BASE + headers,

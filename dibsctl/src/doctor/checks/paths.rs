@@ -39,38 +39,37 @@ fn on_interface(way: &Way, interface: &str) -> Option<Finding> {
 
 fn reached(way: &Way) -> Finding {
     if let Some(why) = &way.unresolved {
-        let advice =
-            "see that the name is right and that this host's resolver answers (getent ahosts NAME)";
+        let advice = "check the name, and that the resolver answers (getent ahosts NAME)";
         return Finding::failed("path", why, advice);
     }
     let Some(remote) = way.remote else {
-        return Finding::fine("path", "it is there, and waits for the peer to call");
+        return Finding::fine("path", "it is up, and waits for the peer");
     };
     if let Some(Err(why)) = &way.bound {
         return Finding::failed(
             "path",
-            format!("it does not lead to {}: {why}", remote.ip()),
+            format!("it does not reach {}: {why}", remote.ip()),
             "give its interface an address of that network, or a route there",
         );
     }
     match &way.answer {
-        None => Finding::fine("path", format!("it leads to {remote}")),
+        None => Finding::fine("path", format!("it reaches {remote}")),
         Some(Answer::Nothing) => Finding::fine(
             "path",
-            format!("it leads to {remote}; only a session will show whether UDP gets through"),
+            format!("it has a route to {remote}; only a session shows whether UDP gets through"),
         ),
         Some(Answer::Refused) => Finding::warning(
             "path",
             format!(
-                "UDP gets to {}, and nobody listens at {remote}",
+                "UDP reaches {}, but no program listens at {remote}",
                 remote.ip()
             ),
             "start dibsd there",
         ),
         Some(Answer::Failed(why)) => Finding::failed(
             "path",
-            format!("UDP does not get to {remote}: {why}"),
-            "let UDP to that port out of this host, and look at the routers between",
+            format!("UDP does not reach {remote}: {why}"),
+            "allow UDP to that port in the firewall of this host, and check the routers on the way",
         ),
     }
 }
@@ -129,7 +128,7 @@ mod tests {
             mtu: 1500,
         };
         let cases = [
-            (good(), Outcome::Ok, "leads to"),
+            (good(), Outcome::Ok, "reaches"),
             (
                 Way {
                     link: None,
@@ -168,7 +167,7 @@ mod tests {
                     ..good()
                 },
                 Outcome::Warning,
-                "nobody listens",
+                "no program listens",
             ),
             (
                 Way {
@@ -193,7 +192,7 @@ mod tests {
                     ..good()
                 },
                 Outcome::Ok,
-                "call",
+                "waits for the peer",
             ),
             (
                 Way {

@@ -32,11 +32,11 @@ pub(crate) fn judge(network: Option<&Network>, config: Option<&Config>) -> Vec<F
             findings.push(Finding::warning(
                 CHECK,
                 format!(
-                    "rule {} sends everything to table {} before dibs is asked",
+                    "rule {} sends everything to table {} before the rules of dibs",
                     rule["priority"],
                     rule["table"].as_str().unwrap_or("?")
                 ),
-                "have the program that made it (a VPN, most likely) use a priority above 5200",
+                "let the program that made it (most likely a VPN) use a priority above 5200",
             ));
         }
     }
@@ -59,7 +59,7 @@ pub(crate) fn judge(network: Option<&Network>, config: Option<&Config>) -> Vec<F
     if findings.is_empty() {
         findings.push(Finding::fine(
             CHECK,
-            "no rule or table of others stands in the way",
+            "no rule or table of other programs interferes",
         ));
     }
     findings

@@ -10,7 +10,7 @@ pub(crate) fn judge(way: &Way) -> Option<Finding> {
     let interface = way.interface.as_ref()?;
     let check = "rp_filter";
     if way.rp_filter? != STRICT || way.remote.is_some_and(|remote| remote.is_ipv6()) {
-        let found = format!("{interface} takes what comes by it");
+        let found = format!("{interface} accepts what arrives");
         return Some(Finding::fine(check, found).about(&way.path));
     }
     let loosen = format!(
@@ -20,7 +20,7 @@ pub(crate) fn judge(way: &Way) -> Option<Finding> {
         (Some(remote), Some(Ok(hop))) if hop.device != *interface => Finding::failed(
             check,
             format!(
-                "the filter of {interface} is strict, and {} is routed by {}: what it sends is dropped",
+                "the filter of {interface} is strict, but {} is routed over {}: what it sends is dropped",
                 remote.ip(),
                 hop.device
             ),
@@ -29,7 +29,7 @@ pub(crate) fn judge(way: &Way) -> Option<Finding> {
         (Some(remote), Some(Err(why))) => Finding::failed(
             check,
             format!(
-                "the filter of {interface} is strict, and there is no route to {}: {why}",
+                "the filter of {interface} is strict, but there is no route to {}: {why}",
                 remote.ip()
             ),
             loosen,
@@ -37,14 +37,14 @@ pub(crate) fn judge(way: &Way) -> Option<Finding> {
         (None, _) => Finding::warning(
             check,
             format!(
-                "the filter of {interface} is strict: a peer that calls from where this host would \
-                 answer by another interface is not heard"
+                "the filter of {interface} is strict: handshakes of a peer are dropped if this host would answer \
+                 over another interface"
             ),
             loosen,
         ),
         _ => Finding::fine(
             check,
-            format!("the filter of {interface} is strict, and the peer is routed by it"),
+            format!("the filter of {interface} is strict, and the peer is routed over it"),
         ),
     };
     Some(finding.about(&way.path))

@@ -7,8 +7,8 @@ pub(crate) fn judge(translated: &[(String, String)]) -> Vec<Finding> {
     let finding = |(peer, rule): &(String, String)| {
         Finding::warning(
             "nat",
-            format!("\"{rule}\" translates connections to it, and such cannot be moved to a bump"),
-            "leave the peer's addresses out of that rule",
+            format!("\"{rule}\" translates connections to the peer, so they cannot be protected"),
+            "exclude the peer's addresses from that rule",
         )
         .about(peer)
     };
