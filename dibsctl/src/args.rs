@@ -149,7 +149,7 @@ pub(crate) enum RuleCommand {
         class: ClassArgs,
         #[command(flatten)]
         terms: Box<TermArgs>,
-        /// What the connections take
+        /// What the connections take; direct: nothing, new ones leave in plain
         #[arg(long, value_name = "NAME")]
         bump: String,
         /// Let them go, and come, by nothing else: without a session or a trusted path they wait, and

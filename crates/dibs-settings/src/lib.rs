@@ -206,6 +206,9 @@ pub enum Fail {
     Open,
 }
 
+/// What a rule names in the place of a bump where the connections that it means leave directly.
+pub const DIRECT: &str = "direct";
+
 /// How firmly a rule holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {

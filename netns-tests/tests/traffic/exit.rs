@@ -106,6 +106,48 @@ fn a_server_lets_nobody_into_its_own_networks() {
     });
 }
 
+/// A bank, say, that takes nobody from a server's address.
+#[test]
+fn a_direct_rule_lets_out_what_must_not_go_by_the_server() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let home = &net.homes[0];
+            home.node.ctl(&ALL)?;
+            let on = net.talk(&home.devices[0], 0, web(8443))?;
+            let direct = [
+                "rule",
+                "add",
+                "--dport",
+                "8443",
+                "--bump",
+                "direct",
+                "--priority",
+                "1",
+            ];
+            let made = home.node.ctl(&direct)?;
+            let said = home.node.refused(&[&direct[..], &["--prefer"]].concat())?;
+            ensure!(said.contains("leave directly"), "{said}");
+            for from in [&home.node.host, &home.devices[1]] {
+                let mut conn = net.connect(from, 0, web(8443))?;
+                let seen = conn.1.peer_addr()?.ip();
+                ensure!(
+                    seen.to_string().starts_with("198.51.100."),
+                    "{seen} is at web"
+                );
+                exchange(&mut conn, 100_000)?;
+                net.talk(from, 0, web(443))?.finish()?;
+            }
+            // It began by the server.
+            on.advance(SETTLED)?;
+            home.node.wait_bump(8443, "seal")?;
+            home.node.ctl(&["rule", "del", &made["id"].to_string()])?;
+            on.advance(SETTLED)?;
+            net.talk(&home.devices[1], 0, web(8443))?.finish()?;
+            on.finish()
+        })
+    });
+}
+
 /// Devices use one port at once, and so do two households.
 #[test]
 fn households_with_the_same_network_have_a_server_at_once() {

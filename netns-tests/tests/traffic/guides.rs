@@ -90,3 +90,18 @@ fn scramble_for_a_laboratory_course() {
         })
     });
 }
+
+#[test]
+fn a_household_a_van_or_a_stage_with_several_uplinks() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            for command in commands("A household, a van or a stage with several uplinks")? {
+                run(net, &command)?;
+            }
+            let talk = net.talk(443)?;
+            net.wait_bump(443, "seal")?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
