@@ -639,7 +639,7 @@ impl<'a> List<'a> {
         rules
     }
 
-    /// Where peers do not get in this host's name.
+    /// Drops of packets to networks that peers do not reach in this host's name.
     fn closed(&self, how: impl Into<Vec<Match>>) -> Vec<Rule> {
         let how = how.into();
         let closed = self.desired.closed(self.family).into_iter();
@@ -647,7 +647,7 @@ impl<'a> List<'a> {
         stopped.collect()
     }
 
-    /// What peers send in this host's name.
+    /// Source NAT of packets that peers send in this host's name.
     fn translated(&self) -> Vec<Rule> {
         if self.desired.exit.is_empty() {
             return Vec::new();

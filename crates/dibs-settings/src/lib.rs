@@ -206,7 +206,7 @@ pub enum Fail {
     Open,
 }
 
-/// What a rule names in the place of a bump where the connections that it means leave directly.
+/// Name in the place of a bump, for rules whose connections leave directly.
 pub const DIRECT: &str = "direct";
 
 /// How firmly a rule holds.

@@ -8,9 +8,9 @@ use anyhow::{Result, ensure};
 use dibs_netns::Host;
 use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
-use netns_tests::isolated;
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect};
+use netns_tests::{Node, isolated};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 
@@ -102,6 +102,43 @@ fn a_server_lets_nobody_into_its_own_networks() {
             }
             ensure!(net.b.counter("inner_address_refused")? > 0);
             Ok(())
+        })
+    });
+}
+
+/// The server's line is all that a household takes, and the household's line all that the server takes.
+#[test]
+fn init_sets_a_household_up() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let init = |node: &Node, wishes: &[&str]| -> Result<String> {
+                let file = "/run/dibs/dibsd.toml";
+                let answer = node.ctl(&[&["init", "--config", file], wishes].concat())?;
+                let warnings = &answer["warnings"];
+                ensure!(warnings.as_array().is_some_and(Vec::is_empty), "{warnings}");
+                Ok(answer["line"].as_str().unwrap_or_default().to_owned())
+            };
+            let host = net.homes[0].node.host.clone();
+            // With an address of the Internet it would not be behind NAT.
+            host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
+            for node in [&mut net.homes[0].node, &mut net.b] {
+                node.stop(Signal::SIGTERM)?;
+                for file in ["dibsd.toml", "private.key"] {
+                    std::fs::remove_file(node.directory().join(file))?;
+                }
+            }
+            let server = init(&net.b, &["--exit", "--untrusted", "wan0"])?;
+            let wishes = ["--untrusted", "dsl,lte", "--peer", &server];
+            let household = init(&net.homes[0].node, &wishes)?;
+            init(&net.b, &["--peer", &household])?;
+            net.b.start()?;
+            net.homes[0].node.start()?;
+            net.homes[0].node.wait_until_joined(2)?;
+            let ears = Ears::new(&net.homes[0])?;
+            let talk = net.talk(&host, 0, web(443))?;
+            talk.advance(SETTLED)?;
+            ears.heard_no_tcp(100)?;
+            talk.finish()
         })
     });
 }
