@@ -147,7 +147,7 @@ fn a_rule_of_the_file_becomes_each_combination() {
     let rest = "[[rule]]\nbump = \"scramble\"\ndport = [80, \"8000-8001\"]\nuid = 1000\n\
                 destination = [\"10.0.1.2/32\", \"fd00:1::/64\"]\n";
     let config = config("", rest);
-    let rule = of_file(3, &config.rules[0], scramble(), morning()).unwrap();
+    let rule = of_file(3, &config.rules[0], Some(scramble()), morning()).unwrap();
     let shown = |class: &ClassRule| {
         let destination = class.destination.unwrap().to_string();
         (class.dport.unwrap().to_string(), destination)
@@ -178,7 +178,7 @@ fn what_only_the_kernel_can_tell_is_left_to_it() {
     let rest = "[[rule]]\nbump = \"scramble\"\ndport = 80\ninterface = \"eth0\"\ndscp = \"EF\"\n\
                 match = \"-m length --length 0:99\"\n";
     let config = config("", rest);
-    let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
+    let rule = of_file(1, &config.rules[0], Some(scramble()), morning()).unwrap();
     let class = &rule.classes[0];
     assert_eq!(
         class.interface.as_ref().map(|name| name.as_str()),
@@ -196,7 +196,7 @@ fn what_only_the_kernel_can_tell_is_left_to_it() {
 fn a_rule_holds_at_its_time_of_day_and_is_always_in_the_kernel() {
     let rest = "[[rule]]\nbump = \"scramble\"\ntime = \"22:00-08:01\"\n";
     let config = config("", rest);
-    let mut rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
+    let mut rule = of_file(1, &config.rules[0], Some(scramble()), morning()).unwrap();
     assert!(rule.holds && rule.info().active);
     let at = |hour: u32, minute: u32| LocalTime {
         second_of_day: hour * 3600 + minute * 60,
@@ -231,7 +231,14 @@ fn users_name_in_words_what_the_file_does() {
         let mut wanted = NewRule::new(Selector::All, "scramble");
         change(&mut wanted);
         let behind = |_: &str| Some(config.peers[0].addresses.clone());
-        of_user(FIRST_USER_RULE, &wanted, 0, scramble(), morning(), behind)
+        of_user(
+            FIRST_USER_RULE,
+            &wanted,
+            0,
+            Some(scramble()),
+            morning(),
+            behind,
+        )
     };
     let made = make(|rule| {
         rule.terms = named(&[("time", "08:00-18:00"), ("dscp", "EF")]);
@@ -273,7 +280,7 @@ fn a_rule_for_an_unknown_user_is_refused() {
         "",
         "[[rule]]\nbump = \"scramble\"\nuser = \"nobody-of-this-name\"\n",
     );
-    let error = of_file(1, &config.rules[0], scramble(), morning()).unwrap_err();
+    let error = of_file(1, &config.rules[0], Some(scramble()), morning()).unwrap_err();
     assert_eq!(error, "there is no user \"nobody-of-this-name\"");
 }
 
@@ -285,7 +292,7 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
             FIRST_USER_RULE,
             &NewRule::new(Selector::Match(wanted), "scramble"),
             0,
-            scramble(),
+            Some(scramble()),
             morning(),
             |name| (name == "server").then(|| config.peers[0].addresses.clone()),
         )
@@ -338,7 +345,7 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
 #[test]
 fn nothing_in_use_is_nothing_installed() {
     let config = config("", "[[rule]]\nbump = \"scramble\"\ndport = 80\n");
-    let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
+    let rule = of_file(1, &config.rules[0], Some(scramble()), morning()).unwrap();
     let addresses = inventory().host_addresses(BumpId::is_tun);
     let classes = || rule.classes.iter().cloned();
     let host = inventory();
@@ -388,7 +395,7 @@ fn made_by(
         bump,
     );
     change(&mut wanted);
-    of_user(id, &wanted, by, scramble(), morning(), |_| None).unwrap()
+    of_user(id, &wanted, by, Some(scramble()), morning(), |_| None).unwrap()
 }
 
 #[test]

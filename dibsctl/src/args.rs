@@ -187,7 +187,7 @@ pub(crate) enum RuleCommand {
         args(["conn", "pid"].map(|name| Arg::new(name).long(name).hide(true).value_parser(in_no_rule)))
     )]
     Add {
-        /// Bump of the connections
+        /// Bump of the connections; direct: none, new ones leave in plain
         #[arg(long, value_name = "NAME")]
         bump: String,
         /// Block these connections, in both directions, unless they use this bump

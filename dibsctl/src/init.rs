@@ -15,6 +15,7 @@ use dibs_config::setup::{
     self, Addresses, Claims, Ground, Introduction, Meeting, Meetings, NewPath, OwnPath, Unmet, Way,
 };
 use dibs_config::{Config, Endpoint, Error, PeerConfig, PublicKey, Trust};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use self::interfaces::Interface;
 use self::report::{ByLine, Peer, Report};
@@ -37,6 +38,9 @@ pub(crate) struct Wishes {
     /// its interface if there are several
     #[arg(long, value_name = "[INTERFACE=]ADDRESS", value_delimiter = ',')]
     public: Vec<Public>,
+    /// Let peers reach the Internet by this host, in its name
+    #[arg(long)]
+    exit: bool,
     /// Configuration file to write; private.key is made beside it
     #[arg(
         long = "config",
@@ -94,7 +98,7 @@ fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let (paths, by_line) = new_paths(wishes, interfaces)?;
     let key_file = file.with_file_name("private.key");
     let named = (key_file != Path::new(USUAL_KEY)).then_some(&*key_file);
-    let mut text = setup::configuration(&paths, named);
+    let mut text = setup::configuration(&paths, named, wishes.exit);
     let config = checked(file, &text)?;
     // A key that cannot be used, or one of the peer's, is found before anything is written.
     let known = files::is_there(&key_file)?.then(|| files::key(&key_file));
@@ -133,6 +137,10 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         "{shown} exists already and defines the paths: edit it, or replace it with --force, which keeps the old one as {}",
         files::old(file).display()
     );
+    ensure!(
+        !wishes.exit,
+        "{shown} is there already: write exit = true under [daemon] there, and repeat this without --exit"
+    );
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
     let config = checked(file, &text)?;
     let key_file = config.daemon.private_key_file.clone();
@@ -148,10 +156,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
                 let endpoints: BTreeMap<String, Endpoint> = endpoints.collect();
                 let known: BTreeMap<String, Endpoint> = there.endpoints.iter().cloned().collect();
                 let same = match &met.addresses {
-                    Addresses::Own(own) => {
-                        let own = own.iter().map(|address| ipnet::IpNet::from(*address));
-                        own.eq(there.addresses.iter().copied())
-                    }
+                    Addresses::Own(own) => *own == there.addresses,
                     Addresses::Lent(_) => !there.appears_as.is_empty(),
                 };
                 ensure!(
@@ -346,8 +351,11 @@ fn meet(
     let name = setup::free_name(&other.name, taken);
     of_no_other_peer(config, other, &claims)
         .with_context(|| format!("cannot add peer \"{name}\""))?;
+    let own = claims.taken.iter().map(|taken| IpNet::from(taken.address));
+    let everywhere = [Ipv4Net::default().into(), Ipv6Net::default().into()];
+    let everywhere = everywhere.into_iter().filter(|_| other.exit);
     let addresses = match lends {
-        false => Addresses::Own(claims.taken.iter().map(|taken| taken.address).collect()),
+        false => Addresses::Own(own.chain(everywhere).collect()),
         true => Addresses::Lent(setup::lent(|address| {
             let mut nets = { interfaces.iter() }
                 .flat_map(|interface| &interface.attachments)
@@ -357,7 +365,8 @@ fn meet(
                         .peers
                         .iter()
                         .flat_map(|peer| peer.addresses.iter().copied()),
-                );
+                )
+                .filter(|net| net.prefix_len() > 0);
             nets.any(|net| net.contains(&address))
         })),
     };
@@ -376,6 +385,7 @@ fn meet(
         peer: Peer {
             endpoints: endpoints.collect(),
             public_key: other.public_key,
+            exit: other.exit && !lends,
             claims,
             lent: match &addresses {
                 Addresses::Own(_) => Vec::new(),
@@ -394,10 +404,8 @@ fn of_no_other_peer(config: &Config, other: &Introduction, claims: &Claims) -> R
     for taken in &claims.taken {
         let peers = { config.peers.iter() }.filter(|peer| peer.public_key != other.public_key);
         for peer in peers {
-            let within = peer
-                .addresses
-                .iter()
-                .find(|net| net.contains(&taken.address));
+            let mut narrow = { peer.addresses.iter() }.filter(|net| net.prefix_len() > 0);
+            let within = narrow.find(|net| net.contains(&taken.address));
             if let Some(net) = within {
                 bail!(
                     "the join token of {} names {}, in {net}, which is peer \"{}\"'s: nothing was changed; if the token is \
@@ -477,6 +485,7 @@ fn introduce(config: &Config, public_key: PublicKey, interfaces: &[Interface]) -
         name: setup::free_name(name, |_| false),
         public_key,
         port: config.daemon.port,
+        exit: config.daemon.exit,
         ways: config.paths.iter().map(way).collect(),
     }
 }

@@ -1,6 +1,6 @@
 //! The bumps: those that are built in, as each `[[bump]]` sets them, and devices.
 
-use dibs_settings::{BumpId, Wrong, meant, no_such_word};
+use dibs_settings::{BumpId, DIRECT, Wrong, meant, no_such_word};
 use serde::Deserialize;
 
 use crate::check::read;
@@ -159,7 +159,7 @@ fn bumps_beside(
                 bumps[at].kind = BumpKind::BuiltIn(bump);
                 (usual[at].name(), usual[at].keys())
             }
-            None if name != "plain" => {
+            None if name != "plain" && name != DIRECT => {
                 let Some(device) = device(table, &bumps, paths).map_err(wrong)? else {
                     let message = "[[bump]] lacks \"device\"".to_owned();
                     return Err(origin.at_value(&format!("bump.{index}"), message, None));
@@ -180,7 +180,7 @@ fn bumps_beside(
                 let names = names.join(", ");
                 let taken = Wrong::new(
                     format!("\"{name}\" is taken"),
-                    format!("choose another name: {names} and plain are taken"),
+                    format!("choose another name: {names}, plain and {DIRECT} are taken"),
                 );
                 return Err(wrong(("name", taken)));
             }

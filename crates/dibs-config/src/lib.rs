@@ -18,7 +18,7 @@ mod table;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use dibs_settings::{Handshake, Hint, Opening, Role, Scheduler};
+use dibs_settings::{DIRECT, Handshake, Hint, Opening, Role, Scheduler};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 
@@ -272,7 +272,7 @@ const DEVICE: &str = "device";
 /// A `[[rule]]`: connections that match in everything it names take its bump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleConfig {
-    /// A name out of [`Config::bumps`].
+    /// A name out of [`Config::bumps`], or [`DIRECT`].
     pub bump: String,
     /// Selection of the connections.
     pub selection: Selection,
@@ -396,6 +396,7 @@ impl Config {
         let default = self.daemon.default_bump.iter();
         let default = default.map(|name| ("daemon.default_bump".to_owned(), name));
         let rules = self.rules.iter().enumerate();
+        let rules = rules.filter(|(_, rule)| rule.bump != DIRECT);
         let rules = rules.map(|(i, rule)| (format!("rule.{i}.bump"), &rule.bump));
         default.chain(rules).map(|(key, name)| {
             let bump = self.bump(name);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use dibs_settings::{Handshake, Role, Scheduler, Selection, Shows, Term, Wrong, meant};
+use dibs_settings::{DIRECT, Handshake, Role, Scheduler, Selection, Shows, Term, Wrong, meant};
 use ipnet::IpNet;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -398,7 +398,10 @@ fn rule(
     let wrong = |key: &str, message: &str, hint: &str| {
         Err(origin.at_key(&at(key), message.to_owned(), Some(hint.to_owned())))
     };
-    bumps::check_known(&table.bump, bumps, &at("bump"), origin)?;
+    let is_direct = table.bump == DIRECT;
+    if !is_direct {
+        bumps::check_known(&table.bump, bumps, &at("bump"), origin)?;
+    }
     let selection = table.selection;
     if selection.uid().is_some() && selection.user().is_some() {
         return wrong("user", "a rule has both uid and user", "delete one of them");
@@ -412,6 +415,22 @@ fn rule(
         (false, true) => Level::Prefer,
         (false, false) => Level::Usual,
     };
+    if let (true, Some(key)) = (
+        is_direct,
+        level.key().or(table.scheduler.map(|_| "scheduler")),
+    ) {
+        let message =
+            "a rule that lets connections leave directly has nothing beside its selection";
+        return wrong(key, message, "delete this line");
+    }
+    if let (true, Some(key)) = (is_direct, selection.shows(&[Shows::Sending])) {
+        let message = format!("a rule with {key} cannot let connections leave directly");
+        return wrong(
+            key,
+            &message,
+            "name them by ports, addresses, uid or user, time",
+        );
+    }
     if let (Level::Require, Some(key)) = (level, selection.shows(&[Shows::Sending])) {
         let message = format!(
             "a rule with {key} cannot require its bump, because {key} is known only when a packet is sent"

@@ -129,6 +129,15 @@ pub enum Binding {
     /// It stands above explicit choices; what matches never leaves but by the bump's device, and never
     /// comes in but by it, from the first packet on.
     Required,
+    /// Whatever the bump: what is on one stays there, and what is not is plain.
+    Direct,
+}
+
+impl Binding {
+    /// True if what matches is blocked rather than plain where nothing carries it.
+    pub fn blocks(self) -> bool {
+        !matches!(self, Self::Preferred | Self::Direct)
+    }
 }
 
 /// Ports `first..=last`.
@@ -329,7 +338,8 @@ impl Desired {
         self.gateway.iter().copied().try_for_each(steerable)?;
         for rule in &self.rules {
             let id = rule.id;
-            if !self.bumps.iter().any(|bump| bump.id == rule.bump) {
+            let is_direct = rule.binding == Binding::Direct;
+            if !is_direct && !self.bumps.iter().any(|bump| bump.id == rule.bump) {
                 return Err(Invalid::UnknownBump {
                     rule: id,
                     bump: rule.bump,

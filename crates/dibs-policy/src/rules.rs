@@ -307,7 +307,9 @@ impl<'a> List<'a> {
         let mut chains: Vec<Chain> = self.ours().map(inbound).collect();
         for bump in self.bumps() {
             for (how, lock) in [("SET", false), ("LOCK", true)] {
-                let mut used = self.bound(|binding| (binding == Binding::Required) == lock);
+                let mut used = self.bound(|binding| {
+                    (binding == Binding::Required) == lock && binding != Binding::Direct
+                });
                 let concerns = |(rule, of): (&ClassRule, &BumpRoute)| {
                     of.id == bump.id && !self.destinations(rule, bump).is_empty()
                 };
@@ -384,7 +386,10 @@ impl<'a> List<'a> {
             };
             for to in self.destinations(rule, bump) {
                 if rule.binding != Binding::Preferred {
-                    let take = take.clone();
+                    let take = match rule.binding {
+                        Binding::Direct => goto("FOLLOW"),
+                        _ => take.clone(),
+                    };
                     rules.push(of_class(rule, rule.source, Some(to), None, take));
                     continue;
                 }
@@ -450,7 +455,11 @@ impl<'a> List<'a> {
     ) -> impl Iterator<Item = (&'a ClassRule, &'a BumpRoute)> {
         let rules = self.desired.rules.iter();
         let rules = rules.filter(move |rule| meant(rule.binding));
-        rules.filter_map(|rule| Some((rule, self.bumps().find(|bump| bump.id == rule.bump)?)))
+        rules.filter_map(|rule| {
+            let is_direct = rule.binding == Binding::Direct;
+            let mut bumps = self.bumps();
+            Some((rule, bumps.find(|bump| is_direct || bump.id == rule.bump)?))
+        })
     }
 
     /// The rules that require a bump.
@@ -630,7 +639,7 @@ impl<'a> List<'a> {
         rules
     }
 
-    /// Where peers do not get in this host's name.
+    /// Drops of packets to networks that peers do not reach in this host's name.
     fn closed(&self, how: impl Into<Vec<Match>>) -> Vec<Rule> {
         let how = how.into();
         let closed = self.desired.closed(self.family).into_iter();
@@ -638,7 +647,7 @@ impl<'a> List<'a> {
         stopped.collect()
     }
 
-    /// What peers send in this host's name.
+    /// Source NAT of packets that peers send in this host's name.
     fn translated(&self) -> Vec<Rule> {
         if self.desired.exit.is_empty() {
             return Vec::new();

@@ -206,6 +206,9 @@ pub enum Fail {
     Open,
 }
 
+/// Name in the place of a bump, for rules whose connections leave directly.
+pub const DIRECT: &str = "direct";
+
 /// How firmly a rule holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {

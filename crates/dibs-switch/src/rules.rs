@@ -22,8 +22,8 @@ pub enum Fit {
 
 /// A rule for connections that are known as `C`.
 pub trait Rule<C> {
-    /// The bump that it puts them on.
-    fn bump(&self) -> BumpId;
+    /// The bump that it puts them on; none: they leave directly.
+    fn bump(&self) -> Option<BumpId>;
     /// How firmly.
     fn level(&self) -> Level;
     /// Which.
@@ -32,7 +32,8 @@ pub trait Rule<C> {
 
 /// The bumps that rules need at a peer, bit n for bump n: what a WANT says.
 pub fn wanted<'a, C, R: Rule<C> + 'a>(rules: impl Iterator<Item = &'a R>) -> u16 {
-    rules.fold(0, |bumps, rule| bumps | 1 << rule.bump().get())
+    let bumps = rules.filter_map(Rule::bump);
+    bumps.fold(0, |bumps, bump| bumps | 1 << bump.get())
 }
 
 /// A connection, beside the rules that hold.
@@ -82,7 +83,7 @@ where
         let by_kernel = self.by_kernel();
         let decides = |rule: &R, fit| match fit {
             Fit::Means => true,
-            Fit::May => by_kernel == Some(rule.bump()),
+            Fit::May => by_kernel.is_some() && by_kernel == rule.bump(),
             Fit::Not => false,
         };
         self.requirement().or_else(|| self.find(decides))
@@ -92,7 +93,7 @@ where
     pub fn bump(&self) -> Option<BumpId> {
         let rule = self.deciding()?;
         let waits = rule.level() == Level::Prefer && !self.answers;
-        (!waits).then(|| rule.bump())
+        rule.bump().filter(|_| !waits)
     }
 
     /// The bump that rules move it to: nothing is chosen for it.
@@ -118,7 +119,7 @@ where
     /// The bump that is to be chosen for it: the choice for it stands against what a rule requires, and the peer would
     /// not follow the rule against the choice.
     pub fn overruled_by(&self) -> Option<BumpId> {
-        let (bump, choice) = (self.requirement()?.bump(), self.choice()?);
+        let (bump, choice) = (self.requirement()?.bump()?, self.choice()?);
         (choice.bump != Some(bump)).then_some(bump)
     }
 
@@ -131,10 +132,11 @@ where
     /// Fit of a rule that is `gone`, if nothing else keeps the connection on its bump.
     pub fn freed_of(&self, gone: &R) -> Option<Fit> {
         let ruled = || self.find(|_, fit| fit == Fit::Means).is_some();
+        let bump = gone.bump()?;
         let fit = gone.fit(self.live);
         let had_it = match fit {
             Fit::Means => true,
-            Fit::May => self.by_kernel() == Some(gone.bump()),
+            Fit::May => self.by_kernel() == Some(bump),
             Fit::Not => false,
         };
         (had_it && self.choice().is_none() && !ruled()).then_some(fit)
@@ -150,7 +152,7 @@ where
     /// Hand that put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
     pub fn hand_of(&self, bump: BumpId) -> Option<Hand> {
         let has = |how| {
-            self.find(|rule, fit| fit == how && rule.bump() == bump)
+            self.find(|rule, fit| fit == how && rule.bump() == Some(bump))
                 .is_some()
         };
         if has(Fit::Means) {
@@ -168,7 +170,7 @@ where
     pub fn is_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
         let settled = || self.choice().filter(|choice| !choice.pending);
         if let Some(rule) = self.requirement() {
-            Some(rule.bump())
+            rule.bump()
         } else if let Some(choice) = settled() {
             choice.bump
         } else {
@@ -195,7 +197,7 @@ where
             return None;
         }
         let meant = match (self.requirement(), self.choice()) {
-            (Some(rule), _) => Some(rule.bump()),
+            (Some(rule), _) => rule.bump(),
             (None, Some(choice)) => choice.bump.filter(|_| !choice.pending),
             (None, None) => self.bump().or(on),
         };
@@ -207,8 +209,8 @@ where
         Here {
             socket: self.socket,
             bound,
-            required: self.requirement().map(R::bump),
-            ruled: self.deciding().map(R::bump),
+            required: self.requirement().and_then(R::bump),
+            ruled: self.deciding().and_then(R::bump),
         }
     }
 }
@@ -287,8 +289,8 @@ mod tests {
     struct Parity(u8, Level, u8, Fit);
 
     impl Rule<u8> for Parity {
-        fn bump(&self) -> BumpId {
-            bump(self.0)
+        fn bump(&self) -> Option<BumpId> {
+            (self.0 > 0).then(|| bump(self.0))
         }
 
         fn level(&self) -> Level {
@@ -337,6 +339,20 @@ mod tests {
         let (bump, mut known) = (bump(number), Conn::default());
         known.hand_over(Some(Handed { bump, by }));
         known
+    }
+
+    #[test]
+    fn a_direct_rule_keeps_others_from_deciding_and_moves_nothing() {
+        const DIRECT: Parity = Parity(0, Level::Usual, 0, Fit::Means);
+        let none = Conn::default();
+        let ruling = beside(&[DIRECT, USUAL], &none);
+        assert_eq!((ruling.bump(), ruling.moves_to()), (None, None));
+        // What began before on a bump stays there.
+        assert_eq!(ruling.is_on(BumpId::new(1)), BumpId::new(1));
+        assert_eq!(ruling.freed_of(&USUAL), None);
+        assert_eq!(beside(&[], &none).freed_of(&DIRECT), None);
+        assert_eq!(beside(&[DIRECT, REQUIRED], &none).bump(), BumpId::new(2));
+        assert_eq!(wanted::<u8, _>([DIRECT, USUAL].iter()), 1 << 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use dibs_config::Config;
 use dibs_control::RuleOrigin;
-use dibs_policy::{BumpRoute, ClassRule, Desired, DeviceOwner};
+use dibs_policy::{Binding, BumpRoute, ClassRule, Desired, DeviceOwner};
 use dibs_settings::BumpId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -69,7 +69,9 @@ pub fn desired(
         gateway: config.daemon.gateway.clone(),
         exit: config.daemon.exits().to_vec(),
         bumps: in_use.iter().map(route).collect(),
-        rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
+        rules: rules
+            .filter(|class| in_use.contains(&class.bump) || class.binding == Binding::Direct)
+            .collect(),
         ..Desired::default()
     }
 }
@@ -86,7 +88,8 @@ impl Kept {
         let rules: Vec<ClassRule> = of_file
             .flat_map(|rule| rule.classes_here(offset, inventory))
             .collect();
-        let bumps: BTreeSet<_> = rules.iter().map(|rule| rule.bump).collect();
+        let bumped = rules.iter().filter(|rule| rule.binding != Binding::Direct);
+        let bumps: BTreeSet<_> = bumped.map(|rule| rule.bump).collect();
         let peers = config.peers.iter().flat_map(|peer| &peer.addresses);
         Self {
             version: VERSION,

@@ -21,7 +21,7 @@ use dibs_control::{RuleId, RuleOrigin};
 use dibs_core::node::FlowScheduler;
 use dibs_io::LocalTime;
 use dibs_policy::Family;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, DIRECT};
 use ipnet::IpNet;
 
 use crate::control::ROOT;
@@ -269,20 +269,27 @@ pub(crate) fn of_file(
                 hint.map(str::to_owned),
             )
         };
-        let Some(bump) = carried.iter().find(|bump| bump.name == rule.bump) else {
-            let message = format!("the bump \"{}\" does not exist any more", rule.bump);
-            return Err(refuse("bump", message, Some("restart it")));
-        };
+        let bump = bump_of(carried, &rule.bump).map_err(|name| {
+            let message = format!("the bump \"{name}\" does not exist any more");
+            refuse("bump", message, Some("restart it"))
+        })?;
         let id = index as u64 + 1;
-        let made = match rules::of_file(id, rule, bump.id, now) {
-            Err(why) if rule.selection.user().is_some() => {
-                held_coarsely(id, rule, bump.id, now, why)
-            }
+        let made = match rules::of_file(id, rule, bump, now) {
+            Err(why) if rule.selection.user().is_some() => held_coarsely(id, rule, bump, now, why),
             made => made,
         };
         made.map_err(|message| refuse("bump", message, None))
     };
     config.rules.iter().enumerate().map(made).collect()
+}
+
+/// The bump that a rule names, or none; without one of that name, the name.
+fn bump_of<'n>(carried: &[Carried], name: &'n str) -> Result<Option<BumpId>, &'n str> {
+    let found = carried.iter().find(|bump| bump.name == name);
+    match found {
+        None if name == DIRECT => Ok(None),
+        found => found.map(|bump| Some(bump.id)).ok_or(name),
+    }
 }
 
 /// Adds the rules that were made with `dibsctl` to those of the file, and returns those that still can be. The
@@ -294,7 +301,6 @@ fn add_saved(
     saved: &[SavedRule],
     rules: &mut Vec<Rule>,
 ) -> Vec<SavedRule> {
-    let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
     let now = dibs_io::local_time();
     let behind = |name: &str| {
         let peer = config.peers.iter().find(|peer| peer.name == name);
@@ -308,8 +314,8 @@ fn add_saved(
         let by = saved.maker();
         let made = match config.excludes_require().filter(|_| rule.require) {
             Some((message, hint)) => Err(format!("{message}: {hint}, then add the rule again")),
-            None => bump_id(&rule.bump)
-                .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
+            None => bump_of(carried, &rule.bump)
+                .map_err(|name| format!("this version does not carry the bump \"{name}\""))
                 .and_then(|bump| rules::of_user(*id, rule, by, bump, now, behind))
                 .and_then(|made| match rules::contradicted(&made, rules) {
                     Some(why) => Err(why),
@@ -338,7 +344,7 @@ fn add_saved(
 fn held_coarsely(
     id: RuleId,
     rule: &RuleConfig,
-    bump: BumpId,
+    bump: Option<BumpId>,
     now: LocalTime,
     why: String,
 ) -> Result<Rule, String> {
@@ -376,7 +382,7 @@ impl Rule {
     /// Makes it hold of every user's connections where it would wait, unless it leaves them in plain without a session: as
     /// nothing is carried before the daemon runs, this blocks.
     pub(crate) fn block(&mut self) {
-        let blocks = self.level != Level::Prefer;
+        let blocks = self.level != Level::Prefer && self.bump_id().is_some();
         if let Some(unresolved) = self.unresolved.as_mut().filter(|_| blocks) {
             unresolved.waits = false;
             self.holds = true;
@@ -479,7 +485,7 @@ mod tests {
         };
         change(&mut wanted);
         let behind = ["10.0.1.2/32", "fd00::/64"].map(|net| net.parse().unwrap());
-        let bump = BumpId::new(3).unwrap();
+        let bump = BumpId::new(3);
         of_user(FIRST_USER_RULE, &wanted, ROOT, bump, NOON, |_| {
             Some(behind.to_vec())
         })

@@ -109,9 +109,10 @@ impl Rule {
         }
     }
 
-    /// The bump that it puts connections on.
-    pub fn bump_id(&self) -> BumpId {
-        self.classes[0].bump
+    /// The bump that it puts connections on; none: they leave directly.
+    pub fn bump_id(&self) -> Option<BumpId> {
+        let class = &self.classes[0];
+        (class.binding != Binding::Direct).then_some(class.bump)
     }
 
     /// Rules in the order of this are tried one after the other: root's and the file's before those of
@@ -261,7 +262,7 @@ impl Rule {
 }
 
 impl dibs_switch::rules::Rule<Live> for Rule {
-    fn bump(&self) -> BumpId {
+    fn bump(&self) -> Option<BumpId> {
         self.bump_id()
     }
 
@@ -315,7 +316,7 @@ pub fn classes_of(rule: &RuleConfig) -> usize {
 pub fn of_file(
     id: RuleId,
     rule: &RuleConfig,
-    bump: BumpId,
+    bump: Option<BumpId>,
     now: LocalTime,
 ) -> Result<Rule, String> {
     let uid = match rule.selection.user() {
@@ -347,7 +348,7 @@ pub fn of_user(
     id: RuleId,
     wanted: &NewRule,
     by: u32,
-    bump: BumpId,
+    bump: Option<BumpId>,
     now: LocalTime,
     peer: impl Fn(&str) -> Option<Vec<IpNet>>,
 ) -> Result<Rule, String> {
@@ -394,6 +395,14 @@ pub fn of_user(
         return Err(format!(
             "a rule with {key} cannot require its bump, because {key} is known only when a packet is sent"
         ));
+    }
+    let sending = selection.shows(&[Shows::Sending]);
+    let has_more = level != Level::Usual || wanted.scheduler.is_some() || sending.is_some();
+    if bump.is_none() && has_more {
+        return Err(
+            "a rule that lets connections leave directly names ports, addresses, uid or user, and time alone"
+                .to_owned(),
+        );
     }
     if let Some(why) = wanted.scheduler_fault() {
         return Err(why);
@@ -483,7 +492,7 @@ pub(crate) fn classes(
     id: RuleId,
     selection: &Selection,
     uid: Option<u32>,
-    bump: BumpId,
+    bump: Option<BumpId>,
     level: Level,
 ) -> Result<Vec<ClassRule>, String> {
     let interface = match selection.interface() {
@@ -498,11 +507,13 @@ pub(crate) fn classes(
         interface,
         terms: written.cloned().collect(),
         binding: match level {
+            _ if bump.is_none() => Binding::Direct,
             Level::Require => Binding::Required,
             Level::Usual => Binding::Loose,
             Level::Prefer => Binding::Preferred,
         },
-        ..ClassRule::tcp(kernel_id(id), bump)
+        // A direct one concerns all bumps.
+        ..ClassRule::tcp(kernel_id(id), bump.unwrap_or(BumpId::SEAL))
     };
     // Without any, one class for all.
     fn each<T, U>(list: Option<&Vec<T>>, to: fn(&T) -> U) -> Vec<Option<U>> {

@@ -298,7 +298,7 @@ impl State {
 
     /// The bumps that something here or at a peer uses.
     pub(crate) fn in_use(&self) -> BTreeSet<BumpId> {
-        let ruled = self.rules.in_force().map(Rule::bump_id);
+        let ruled = self.rules.in_force().filter_map(Rule::bump_id);
         let conns = self.conns.iter().flat_map(|(_, conn)| conn.bumps());
         let engaged = self
             .peers
@@ -341,7 +341,7 @@ impl State {
     ) -> Desired {
         let mut bumps = self.in_use();
         bumps.extend(self.installed.keys());
-        bumps.extend(added.map(Rule::bump_id));
+        bumps.extend(added.and_then(Rule::bump_id));
         let pins = self.pins();
         let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
         let offset = self.rules.utc_offset();

@@ -6,7 +6,7 @@ use dibs_control::{
     ErrorKind, Failure, NewRule, Reply, Request, RuleGone, RuleId, RuleMade, RuleOrigin, Selector,
     Skipped,
 };
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, DIRECT};
 use dibs_switch::engine;
 use dibs_switch::engine::Goal;
 use dibs_switch::engine::rules::Gone;
@@ -175,8 +175,12 @@ pub(crate) async fn rule_add(
     if let Some(Err(message)) = wanted.scheduler.as_deref().map(scheduler) {
         bail!(Failure::new(ErrorKind::NotFound, message));
     }
-    let bump = listing::bump_for(daemon, Some(&wanted.bump))?;
-    let (rule, displaced) = rule_of(daemon, caller, &wanted, bump.id).await?;
+    let bump = match wanted.bump.as_str() {
+        DIRECT => None,
+        name => Some(listing::bump_for(daemon, Some(name))?),
+    };
+    let id = bump.as_ref().map(|bump| bump.id);
+    let (rule, displaced) = rule_of(daemon, caller, &wanted, id).await?;
     let lives = daemon.connections().await?;
     check_meant(daemon, &rule, &lives).await?;
     let (id, info, by) = (rule.id, rule.info(), caller.uid);
@@ -204,14 +208,17 @@ pub(crate) async fn rule_add(
             kept.len()
         );
     }
-    if let Some(warning) = bump.warning {
+    if let Some(warning) = bump.and_then(|bump| bump.warning) {
         tracing::warn!("{warning}");
     }
     daemon.events.tell_of(
         audience,
         "rule_added",
-        format!("rule {id} puts connections on {}", bump.name),
-        &[("rule", id.to_string()), ("bump", bump.name.clone())],
+        match info.bump.as_str() {
+            DIRECT => format!("rule {id} lets connections leave directly"),
+            bump => format!("rule {id} puts connections on {bump}"),
+        },
+        &[("rule", id.to_string()), ("bump", info.bump.clone())],
     );
     for (rule, why) in &displaced {
         tell_displaced(daemon, rule, id, why);
@@ -228,7 +235,7 @@ async fn rule_of(
     daemon: &Daemon,
     caller: Caller,
     wanted: &NewRule,
-    bump: BumpId,
+    bump: Option<BumpId>,
 ) -> anyhow::Result<(Rule, Vec<Displaced>)> {
     let behind = |name: &str| {
         let peer = daemon.config.peers.iter().find(|peer| peer.name == name);
@@ -239,7 +246,9 @@ async fn rule_of(
         _ => None,
     };
     listing::check_peer(daemon, peer)?;
-    if let Some(why) = sessions::lacking(daemon, peer, bump).await? {
+    if let Some(bump) = bump
+        && let Some(why) = sessions::lacking(daemon, peer, bump).await?
+    {
         bail!(refused(why));
     }
     let id = daemon.state.borrow().rules.next();
@@ -258,7 +267,8 @@ async fn rule_of(
 /// Refuses a rule that live connections could not follow, or that could not be held.
 async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Result<()> {
     let up = sessions::sessions(daemon).await?;
-    let meant = lives.iter().filter(|live| rule.holds && !live.over);
+    let moves = rule.holds && rule.bump_id().is_some();
+    let meant = lives.iter().filter(|live| moves && !live.over);
     let meant: Vec<Live> = meant.filter(|live| rule.means(live)).copied().collect();
     // What requires its bump is to wait where there is no session, what prefers it is plain there.
     let stuck = meant.iter().filter(|live| !up[live.peer]);
@@ -276,7 +286,7 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
         )));
     }
     check_united(daemon, rule, lives, &meant).await?;
-    let bump = Some(rule.bump_id());
+    let bump = rule.bump_id();
     let addresses = meant.iter().map(|live| live.pair.src);
     // What requires its bump is to wait where there is no device.
     let fault = devices::device_fault(&daemon.host, &daemon.bumps, bump, addresses).await?;
@@ -314,7 +324,8 @@ async fn check_united(
         )));
     }
     let is_left_out = |live: &&&Live| !live.over && !rule.means(live);
-    let united = connections::united(lives, |live| !live.over && rule.means(live));
+    let moves = rule.bump_id().is_some();
+    let united = connections::united(lives, |live| moves && !live.over && rule.means(live));
     match united.iter().find(is_left_out) {
         None => Ok(()),
         Some(Live { pair, .. }) => bail!(refused(format!(

@@ -415,7 +415,7 @@ pub(crate) fn in_the_way(daemon: &Daemon, rule: &Rule) -> Vec<String> {
     for (peer, state) in peers.iter().enumerate() {
         let is_meant = |at: &Port| {
             let mut classes = rule.classes.iter();
-            at.bump == rule.bump_id()
+            Some(at.bump) == rule.bump_id()
                 && classes.any(|class| {
                     class.dport.is_none_or(|ports| ports.contains(at.port)) && { class.destination }
                         .is_none_or(|to| leads_to(daemon, peer, to))

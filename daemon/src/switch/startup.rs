@@ -309,7 +309,7 @@ fn held(rule: &ClassRule, answer: &Result<Probed, String>) -> Vec<ClassRule> {
             let is_required = rule.binding == Binding::Required;
             taken.chain(is_required.then_some(blocked)).collect()
         }
-        Err(_) if rule.binding == Binding::Preferred => Vec::new(),
+        Err(_) if !rule.binding.blocks() => Vec::new(),
         Err(_) => vec![rule.coarse()],
     };
     let concerned = |class: &ClassRule| Family::BOTH.iter().any(|of| class.concerns(*of));
@@ -330,7 +330,7 @@ fn tell(rule: &ClassRule, answer: &Result<Probed, String>) {
             tracing::error!("rule {id} {instead} over {version}: iptables refuses it: {why}");
         }
         Err(why) => {
-            let instead = done_instead(rule.binding == Binding::Preferred);
+            let instead = done_instead(!rule.binding.blocks());
             tracing::error!("rule {id} {instead}: {why}");
         }
     }

@@ -265,7 +265,7 @@ pub(crate) async fn change(
     let (held, matching): (Vec<_>, Vec<_>) = {
         let state = daemon.state.borrow();
         let tell = |live: &Live| match state.ruling(live).requirement() {
-            Some(rule) if Some(rule.bump_id()) != bump => Some(required_by(rule)),
+            Some(rule) if rule.bump_id() != bump => Some(required_by(rule)),
             _ => sessions::lacks(daemon, &peers[live.peer], live.peer, bump),
         };
         let told = { matching.iter() }.filter_map(|live| Some((live.pair, tell(live)?)));

@@ -45,6 +45,8 @@ pub(crate) struct ByLine {
 pub(crate) struct Peer {
     pub(crate) name: String,
     pub(crate) public_key: PublicKey,
+    /// This host reaches the Internet by it.
+    pub(crate) exit: bool,
     /// Addresses that its line names.
     pub(crate) claims: Claims,
     /// Addresses that it appears as, if it has none of its own here.
@@ -84,6 +86,7 @@ impl Report {
             json!({
                 "name": peer.name,
                 "public_key": peer.public_key.to_string(),
+                "exit": peer.exit,
                 "addresses": taken.collect::<Vec<_>>(),
                 "left_out": left.collect::<Vec<_>>(),
                 "appears_as": peer.lent,
@@ -130,6 +133,10 @@ impl Report {
         if let Some(peer) = &self.peer {
             text += &peer.text(&self.by_line);
         }
+        if self.new && self.line.exit {
+            text += "\nhere, if this host does not forward yet:\n    sudo sysctl -w net.ipv4.ip_forward=1 \
+                     net.ipv6.conf.all.forwarding=1\n";
+        }
         let when = match &self.peer {
             Some(peer) => format!("On {}, unless it knows this host already, run", peer.name),
             None => "On the other host, run".to_owned(),
@@ -166,6 +173,9 @@ impl Peer {
                 "  connections to {} can be protected ({})\n",
                 taken.address, taken.ground
             );
+        }
+        if self.exit {
+            text += "  every new TCP connection to the Internet goes by it, because the line says that it is an exit\n";
         }
         if !self.lent.is_empty() {
             text += &format!("  its connections come from {} here\n", list(&self.lent));

@@ -118,6 +118,7 @@ fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
         name: "laptop".to_owned(),
         public_key: key,
         port: 5300,
+        exit: false,
         ways: [("wlp2s0", "192.168.1.10"), ("lte0", "100.70.1.2")]
             .map(|(name, address)| Way {
                 name: name.to_owned(),
@@ -314,6 +315,7 @@ fn crafted(name: &str, ways: &[(&str, Trust, &[&str])]) -> String {
         name: name.to_owned(),
         public_key: PrivateKey::generate().public(),
         port: 5300,
+        exit: false,
         ways: ways.iter().map(way).collect(),
     };
     host.to_string()

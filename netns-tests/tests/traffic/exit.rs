@@ -8,9 +8,9 @@ use anyhow::{Result, ensure};
 use dibs_netns::Host;
 use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
-use netns_tests::isolated;
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect};
+use netns_tests::{Node, isolated};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 
@@ -106,6 +106,85 @@ fn a_server_lets_nobody_into_its_own_networks() {
     });
 }
 
+/// The server's line is all that a household takes, and the household's line all that the server takes.
+#[test]
+fn init_sets_a_household_up() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let init = |node: &Node, wishes: &[&str]| -> Result<String> {
+                let file = "/run/dibs/dibsd.toml";
+                let answer = node.ctl(&[&["init", "--config", file], wishes].concat())?;
+                let warnings = &answer["warnings"];
+                ensure!(warnings.as_array().is_some_and(Vec::is_empty), "{warnings}");
+                Ok(answer["line"].as_str().unwrap_or_default().to_owned())
+            };
+            let host = net.homes[0].node.host.clone();
+            // With an address of the Internet it would not be behind NAT.
+            host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
+            for node in [&mut net.homes[0].node, &mut net.b] {
+                node.stop(Signal::SIGTERM)?;
+                for file in ["dibsd.toml", "private.key"] {
+                    std::fs::remove_file(node.directory().join(file))?;
+                }
+            }
+            let server = init(&net.b, &["--exit", "--untrusted", "wan0"])?;
+            let wishes = ["--untrusted", "dsl,lte", "--peer", &server];
+            let household = init(&net.homes[0].node, &wishes)?;
+            init(&net.b, &["--peer", &household])?;
+            net.b.start()?;
+            net.homes[0].node.start()?;
+            net.homes[0].node.wait_until_joined(2)?;
+            let ears = Ears::new(&net.homes[0])?;
+            let talk = net.talk(&host, 0, web(443))?;
+            talk.advance(SETTLED)?;
+            ears.heard_no_tcp(100)?;
+            talk.finish()
+        })
+    });
+}
+
+/// A bank, say, that takes nobody from a server's address.
+#[test]
+fn a_direct_rule_lets_out_what_must_not_go_by_the_server() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let home = &net.homes[0];
+            home.node.ctl(&ALL)?;
+            let on = net.talk(&home.devices[0], 0, web(8443))?;
+            let direct = [
+                "rule",
+                "add",
+                "--dport",
+                "8443",
+                "--bump",
+                "direct",
+                "--priority",
+                "1",
+            ];
+            let made = home.node.ctl(&direct)?;
+            let said = home.node.refused(&[&direct[..], &["--prefer"]].concat())?;
+            ensure!(said.contains("leave directly"), "{said}");
+            for from in [&home.node.host, &home.devices[1]] {
+                let mut conn = net.connect(from, 0, web(8443))?;
+                let seen = conn.1.peer_addr()?.ip();
+                ensure!(
+                    seen.to_string().starts_with("198.51.100."),
+                    "{seen} is at web"
+                );
+                exchange(&mut conn, 100_000)?;
+                net.talk(from, 0, web(443))?.finish()?;
+            }
+            // It began by the server.
+            on.advance(SETTLED)?;
+            home.node.wait_bump(8443, "seal")?;
+            home.node.ctl(&["rule", "del", &made["id"].to_string()])?;
+            on.advance(SETTLED)?;
+            net.talk(&home.devices[1], 0, web(8443))?.finish()?;
+            on.finish()
+        })
+    });
+}
+
 /// Devices use one port at once, and so do two households.
 #[test]
 fn households_with_the_same_network_have_a_server_at_once() {
@@ -122,7 +201,8 @@ fn households_with_the_same_network_have_a_server_at_once() {
             let mut talks = Vec::new();
             for (number, home) in (0u16..).zip(&net.homes) {
                 for (at, device) in (0u16..).zip(&home.devices) {
-                    talks.push(net.talk(device, 40_000, web(7000 + 10 * number + at))?);
+                    // Two devices of a household call one port.
+                    talks.push(net.talk(device, 40_000, web(7000 + 10 * number + at / 2))?);
                 }
             }
             let advance = |bytes: u64| talks.iter().try_for_each(|talk: &Talk| talk.advance(bytes));

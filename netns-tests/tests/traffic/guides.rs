@@ -124,3 +124,18 @@ fn ssh_on_a_bump() {
         })
     });
 }
+
+#[test]
+fn a_household_a_van_or_a_stage_with_several_uplinks() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            for command in commands("A household, a van or a stage with several uplinks")? {
+                run(net, &command)?;
+            }
+            let talk = net.talk(443)?;
+            net.wait_bump(443, "seal")?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}

@@ -19,7 +19,7 @@ const MOST_ADDRESSES: usize = 16;
 ///
 /// `dibs1,name=a,key=BASE64,port=5300,trusted=eth0/10.0.1.1/fd00:1::1,untrusted=wlan0/10.0.2.1,sum=HEX`
 ///
-/// Each way out has its name and its addresses; `sum` is the CRC-32C of what stands before its comma, so that a
+/// Behind the port stands `exit=yes` if others reach the Internet by it. Each way out has its name and its addresses; `sum` is the CRC-32C of what stands before its comma, so that a
 /// line that was not copied whole is noticed. Whitespace, as mail puts it in, counts for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
@@ -29,6 +29,8 @@ pub struct Introduction {
     pub public_key: PublicKey,
     /// The UDP port of all its paths; not 0.
     pub port: u16,
+    /// Others reach the Internet by it.
+    pub exit: bool,
     /// Its paths.
     pub ways: Vec<Way>,
 }
@@ -73,9 +75,13 @@ impl fmt::Display for Introduction {
             name,
             public_key,
             port,
+            exit,
             ways,
         } = self;
         let mut line = format!("{FORM},name={name},key={public_key},port={port}");
+        if *exit {
+            line += ",exit=yes";
+        }
         for way in ways {
             line += &format!(",{}={}", way.trust.as_str(), way.name);
             for address in &way.addresses {
@@ -103,6 +109,7 @@ impl FromStr for Introduction {
             return Err(BadLine::Form);
         }
         let (mut name, mut key, mut port, mut ways) = (None, None, None, Vec::new());
+        let mut exit = false;
         for field in fields {
             let bad = |fault| BadLine::Field {
                 field: field.escape_debug().to_string(),
@@ -116,6 +123,7 @@ impl FromStr for Introduction {
                     let number = value.parse().ok().filter(|port| *port != 0);
                     port = Some(number.ok_or(bad("is not a port"))?);
                 }
+                "exit" if value == "yes" => exit = true,
                 "trusted" => ways.push(way(value, Trust::Trusted).map_err(bad)?),
                 "untrusted" => ways.push(way(value, Trust::Untrusted).map_err(bad)?),
                 _ => return Err(bad("is of a later version of dibs, or of none")),
@@ -129,6 +137,7 @@ impl FromStr for Introduction {
                 name,
                 public_key,
                 port,
+                exit,
                 ways,
             }),
             _ => Err(BadLine::Field {
@@ -198,6 +207,10 @@ mod tests {
         ];
         assert_eq!(ways, expected);
         assert_eq!(host.to_string(), line);
+        assert!(!host.exit);
+        let exit = whole(&LINE.replace("5300,", "5300,exit=yes,"));
+        let told: Introduction = exit.parse().unwrap();
+        assert!(told.exit && told.to_string() == exit, "{told}");
         // Nothing that a shell takes apart.
         let plain = |c: char| c.is_ascii_alphanumeric() || ",=/:.+-_".contains(c);
         assert!(line.chars().all(plain), "{line}");
@@ -242,6 +255,7 @@ mod tests {
             ("port=5300", "port=0", "is not a port"),
             ("port=5300", "port=65536", "is not a port"),
             ("port=5300", "port", "is no field"),
+            ("port=5300", "port=5300,exit=no", "later version"),
             ("10.0.1.1", "10.0.1", "is not an address"),
             ("10.0.1.1", "127.0.0.1", "not one host's"),
             ("10.0.1.1", "224.0.0.1", "not one host's"),

@@ -181,6 +181,7 @@ pub(super) mod tests {
             name: "b".to_owned(),
             public_key: PrivateKey::generate().public(),
             port: 5300,
+            exit: false,
             ways: ways.iter().map(way).collect(),
         }
     }

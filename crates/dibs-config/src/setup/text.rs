@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
+
 use super::{Introduction, Meeting};
 use crate::Trust;
 
@@ -22,9 +24,9 @@ pub struct NewPath {
     pub public: Vec<IpAddr>,
 }
 
-/// A configuration with these paths and without peers; `key_file` is named where it is not the usual one. Whoever
-/// writes it has it [checked](crate::parse) first.
-pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
+/// A configuration with these paths and without peers, perhaps of an exit; `key_file` is named where it is not the usual
+/// one. Whoever writes it has it [checked](crate::parse) first.
+pub fn configuration(paths: &[NewPath], key_file: Option<&Path>, exit: bool) -> String {
     let mut text = String::from(
         "# dibsd, written by `dibsctl init`. After a change `dibsctl check FILE` says whether it is\n\
          # right, and `systemctl restart dibsd` has it read; open connections stay. Every key there\n\
@@ -35,6 +37,10 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
     if let Some(file) = key_file {
         let file = toml::Value::from(&*file.to_string_lossy());
         put(&mut text, format_args!("private_key_file = {file}\n"));
+    }
+    if exit {
+        text +=
+            "# Peers reach the Internet by this host, in its name (docs/exit.md).\nexit = true\n";
     }
     text += "# What `dibsctl enable` takes without --bump. seal encrypts, by whatever path.\n\
              default_bump = \"seal\"\n\
@@ -77,8 +83,8 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
 /// Addresses of a peer in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// Addresses that connections to it have.
-    Own(Vec<IpAddr>),
+    /// Networks that connections to it lead to.
+    Own(Vec<IpNet>),
     /// Addresses that stand here for its own.
     Lent([IpAddr; 2]),
 }
@@ -92,10 +98,7 @@ pub fn peer_section(
 ) -> String {
     let addresses = match addresses {
         Addresses::Own(addresses) => {
-            let prefixes: Vec<_> = { addresses.iter() }
-                .map(|address| ipnet::IpNet::from(*address))
-                .collect();
-            let prefixes = quoted(&prefixes);
+            let prefixes = quoted(addresses);
             format!("# Connections to these can be protected.\naddresses = [{prefixes}]")
         }
         Addresses::Lent(lent) => format!(
@@ -113,6 +116,13 @@ pub fn peer_section(
          #accept = [\"paths\"]\n",
         other.public_key,
     );
+    let rule = match other.exit {
+        true => {
+            "\n# Every new TCP connection to the Internet goes by it. Without a session it waits.\n\
+             [[rule]]\nbump = \"seal\"\nall = true\n"
+        }
+        false => "",
+    };
     if met.is_empty() {
         return text + "# No path here leads to it, so it has to contact this host.\n";
     }
@@ -125,7 +135,7 @@ pub fn peer_section(
             format_args!("{path} = \"{}\"\n", meeting.endpoint),
         );
     }
-    text
+    text + rule
 }
 
 fn quoted<T: std::fmt::Display>(values: &[T]) -> String {
@@ -169,7 +179,7 @@ mod tests {
         paths[1].public = vec![[203, 0, 113, 7].into()];
         let odd = Path::new("/srv/\"dibs\"\n/private.key");
         for key_file in [None, Some(odd)] {
-            let text = configuration(&paths, key_file);
+            let text = configuration(&paths, key_file, false);
             let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert!(config.warnings().is_empty(), "{:?}", config.warnings());
             let file = key_file.unwrap_or(Path::new("/etc/dibs/private.key"));
@@ -191,6 +201,7 @@ mod tests {
             name: "b".to_owned(),
             public_key: PrivateKey::generate().public(),
             port: 5301,
+            exit: true,
             ways: vec![way.clone()],
         };
         let met = [Meeting {
@@ -199,8 +210,9 @@ mod tests {
             way: &way,
             endpoint: "[fd00::2]:5301".parse().unwrap(),
         }];
-        let mut text = configuration(&paths, None);
-        let own = Addresses::Own(way.addresses.clone());
+        let mut text = configuration(&paths, None, true);
+        let own = ["fd00::2/128", "10.0.1.2/32", "0.0.0.0/0"];
+        let own = Addresses::Own(own.map(|net| net.parse().unwrap()).into());
         text += &peer_section("b", &other, &met, &own);
         let third = Introduction {
             public_key: PrivateKey::generate().public(),
@@ -218,7 +230,10 @@ mod tests {
         );
         assert_eq!(b.endpoints, [("eth0.7".to_owned(), met[0].endpoint.into())]);
         let prefixes: Vec<_> = b.addresses.iter().map(ToString::to_string).collect();
-        assert_eq!(prefixes, ["fd00::2/128", "10.0.1.2/32"]);
+        assert_eq!(prefixes, ["fd00::2/128", "10.0.1.2/32", "0.0.0.0/0"]);
+        // Of the one that it knows how to call.
+        assert_eq!(config.rules.len(), 1);
+        assert!(config.daemon.exit && config.rules[0].bump == "seal");
         assert!(c.endpoints.is_empty());
         assert_eq!(c.appears_as, lent);
     }

@@ -191,3 +191,22 @@ fn a_rule_for_every_connection_says_so() {
         );
     }
 }
+
+#[test]
+fn a_direct_rule_has_neither_level_nor_scheduler() {
+    let with = |lines: &str| format!("{}\n[[rule]]\nbump = \"direct\"\n{lines}\n", contract());
+    let config = good(&with("dport = 443"));
+    assert_eq!(
+        config.rules.last().map(|rule| rule.bump.as_str()),
+        Some("direct")
+    );
+    for line in [
+        "require = true",
+        "prefer = true",
+        "scheduler = \"redundant\"",
+        "gid = 7",
+    ] {
+        let said = fault(&with(&format!("dport = 443\n{line}"))).to_string();
+        assert!(said.contains("directly"), "{said}");
+    }
+}

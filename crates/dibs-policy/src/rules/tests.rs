@@ -73,6 +73,10 @@ fn everything() -> Desired {
             ..class(7, 1, Binding::Preferred)
         },
         ClassRule {
+            dport: Some(26.into()),
+            ..class(9, 2, Binding::Direct)
+        },
+        ClassRule {
             sport: Some(4000.into()),
             dport: Some(80.into()),
             source: net("10.0.1.1/32"),

@@ -54,8 +54,8 @@ impl Rule {
 }
 
 impl rules::Rule<Live> for Rule {
-    fn bump(&self) -> BumpId {
-        self.bump
+    fn bump(&self) -> Option<BumpId> {
+        Some(self.bump)
     }
 
     fn level(&self) -> Level {

@@ -241,7 +241,7 @@ async fn handle_mark<M: Machine>(
     let pair = live.pair();
     // The kernel's own rule would put it back only with the next packet, and may be gone by then.
     let ruled = m.ruling(&live, |ruling| {
-        let required = ruling.requirement().map(Rule::bump);
+        let required = ruling.requirement().and_then(Rule::bump);
         required.or(ruling.moves_to().filter(|_| !mark.chosen))
     });
     if ruled.is_some() && mark.bump != ruled {
