@@ -15,9 +15,9 @@ use dibs_io::{PacketEar, PacketSender};
 use dibs_policy::sockets::{self, TcpSocket};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Socket};
-use dibs_switch::engine::asks;
 use dibs_switch::engine::knocks::Heard;
 use dibs_switch::engine::rules::Kept;
+use dibs_switch::engine::{Machine as _, asks};
 use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::matching::{self, Search, Stand};
 use dibs_switch::messages::{Answer, Body, MAX_MATCHES, Named, Outcome, Unanswered};
@@ -33,7 +33,7 @@ use crate::host::live::{Live, Matched};
 use crate::host::process::{instant, now};
 use crate::kernel::connections;
 use crate::rulebook::state_file::SavedMatch;
-use crate::switch::{Daemon, Task, steering};
+use crate::switch::{Daemon, Task};
 
 /// Time for the kernel to say where a connection stands. It says so twice a second at most.
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
@@ -293,9 +293,7 @@ pub(crate) async fn answer_match(
         daemon.save_or_warn();
         daemon.wakers.wake(Task::Shadow);
         if !daemon.state.borrow().installed.is_empty() {
-            daemon
-                .events
-                .note("steer", steering::steer(daemon).await.map(drop));
+            daemon.events.note("steer", daemon.steer().await);
         }
     }
     outcomes
