@@ -245,7 +245,7 @@ mod tests {
 
         /// Both ends say what they have to say until neither has more.
         fn tick(&mut self) {
-            self.now = self.now + TICK;
+            self.now += TICK;
             for _ in 0..8 {
                 for end in [0, 1] {
                     let Some(numbers) = self.shadows[end].poll(self.stands(end), self.now) else {
