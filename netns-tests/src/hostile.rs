@@ -91,7 +91,12 @@ impl HostilePeer {
             peers: vec![PeerConfig {
                 public: peer,
                 preshared: None,
-                prefixes: vec!["0.0.0.0/0".parse()?, "::/0".parse()?],
+                // What they leave out is named: it refuses nothing itself.
+                prefixes: {
+                    "0.0.0.0/0 10.0.0.0/8 127.0.0.0/8 224.0.0.0/3 ::/0 fc00::/7".split(' ')
+                }
+                .map(str::parse)
+                .collect::<Result<_, _>>()?,
                 accept: vec![Opening::ANY],
                 endpoints: vec![(0, at)],
                 appears_as: Vec::new(),

@@ -123,7 +123,7 @@ fn a_translated_connection_is_refused_and_the_rule_named() {
             talk.advance(256 << 10)?;
             let said = net.a.refused(&["enable", "--dport", "7000"])?;
             ensure!(
-                said.contains(nat) && said.contains("except 10.0.1.2"),
+                said.contains(nat) && said.contains("exclude 10.0.1.2"),
                 "{said}"
             );
             let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
