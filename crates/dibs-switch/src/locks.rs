@@ -53,37 +53,43 @@ enum State {
     Confirmed { bump: BumpId, at: Time },
     /// Locked on the bump.
     Locked { bump: BumpId },
+    /// Locked on the bump by an earlier run; the peer may have left it since.
+    Adopted { bump: BumpId },
 }
 
 impl Lock {
     /// Takes the answer of the peer to the question whether it has the connection on `bump`. `stays_on`: where this end
-    /// has it by now. Without an answer nobody confirms anything.
+    /// has it by now. Without an answer nobody confirms anything. True if the kernel is to be told that it is locked no more.
     pub fn handle_answer(
         &mut self,
         bump: BumpId,
         answer: Answer,
         stays_on: Option<BumpId>,
         now: Time,
-    ) {
+    ) -> bool {
+        let was = self.locked();
         match answer {
             Ok((Outcome::Done, _)) if stays_on == Some(bump) => self.confirm(bump, now),
             Ok((Outcome::Done, _)) | Err(_) => {}
             Ok(_) => self.refuse(bump, now),
         }
+        was != self.locked()
     }
 
     /// Both ends are on `bump`: this one [answered](answer) so.
     pub fn confirm(&mut self, bump: BumpId, now: Time) {
-        if self.bump() != Some(bump) || self.is_unconfirmed() {
+        if self.0 == (State::Adopted { bump }) {
+            self.0 = State::Locked { bump };
+        } else if self.bump() != Some(bump) || self.is_unconfirmed() {
             let at = now + GRACE;
             self.0 = State::Confirmed { bump, at };
         }
     }
 
-    /// The peer says that it is not on `bump`. That undoes no lock: it may have said so before it entered,
+    /// The peer says that it is not on `bump`. That undoes no lock of this run: it may have said so before it entered,
     /// and a late word of one bump says nothing of another.
     fn refuse(&mut self, bump: BumpId, now: Time) {
-        if self.is_unconfirmed() {
+        if self.is_unconfirmed() || self.0 == (State::Adopted { bump }) {
             let until = now + ASK_AGAIN;
             self.0 = State::Refused { bump, until };
         }
@@ -99,13 +105,14 @@ impl Lock {
             State::Open => None,
             State::Refused { bump, .. }
             | State::Confirmed { bump, .. }
-            | State::Locked { bump } => Some(bump),
+            | State::Locked { bump }
+            | State::Adopted { bump } => Some(bump),
         }
     }
 
     /// The kernel has it locked since an earlier run.
     pub fn adopt(&mut self, bump: BumpId) {
-        self.0 = State::Locked { bump };
+        self.0 = State::Adopted { bump };
     }
 
     /// The connection is about to leave its bump, or has ended.
@@ -116,7 +123,7 @@ impl Lock {
     /// Bump on which it is locked.
     pub fn locked(&self) -> Option<BumpId> {
         match self.0 {
-            State::Locked { bump } => Some(bump),
+            State::Locked { bump } | State::Adopted { bump } => Some(bump),
             _ => None,
         }
     }
@@ -145,7 +152,7 @@ impl Lock {
     pub fn wants_asking(&self, bump: BumpId, now: Time) -> bool {
         match self.0 {
             _ if self.bump() != Some(bump) => true,
-            State::Open => true,
+            State::Open | State::Adopted { .. } => true,
             State::Refused { until, .. } => until <= now,
             State::Confirmed { .. } | State::Locked { .. } => false,
         }
@@ -168,7 +175,7 @@ impl Lock {
             return None;
         }
         match is_on(bump) {
-            true => self.adopt(bump),
+            true => self.0 = State::Locked { bump },
             false => self.release(),
         }
         self.locked()
@@ -263,6 +270,28 @@ mod tests {
         assert_eq!(lock.locked(), BumpId::new(1));
     }
 
+    /// Both daemons were killed while the peer left the bump (seed 360009232).
+    #[test]
+    fn a_lock_of_an_earlier_run_is_asked_about_and_goes_if_the_peer_has_left() {
+        let adopted = || {
+            let mut lock = Lock::default();
+            lock.adopt(bump(1));
+            assert!(lock.wants_asking(bump(1), START));
+            lock
+        };
+        let stays_on = BumpId::new(1);
+        for (answer, goes, asks) in [
+            (Ok((Outcome::Done, 0)), false, false),
+            (Ok((Outcome::Older, 0)), true, false),
+            (Err(Unanswered::Silent), false, true),
+        ] {
+            let mut lock = adopted();
+            assert_eq!(lock.handle_answer(bump(1), answer, stays_on, START), goes);
+            assert_eq!(lock.locked().is_none(), goes);
+            assert_eq!(lock.wants_asking(bump(1), START), asks);
+        }
+    }
+
     #[test]
     fn what_goes_elsewhere_is_released_before_and_is_not_locked_there() {
         let mut lock = Lock::default();
@@ -328,7 +357,7 @@ mod tests {
         ] {
             assert_eq!(answer(bump(1), &named, here), outcome);
             let mut lock = Lock::default();
-            lock.handle_answer(bump(1), Ok(outcome), BumpId::new(1), START);
+            assert!(!lock.handle_answer(bump(1), Ok(outcome), BumpId::new(1), START));
             let confirmed = outcome.0 == Outcome::Done;
             assert_eq!(lock.due().is_some(), confirmed);
             assert!(!lock.wants_asking(bump(1), START));
@@ -339,7 +368,7 @@ mod tests {
             (Err(Unanswered::Silent), BumpId::new(1)),
         ] {
             let mut lock = Lock::default();
-            lock.handle_answer(bump(1), answer, stays_on, START);
+            assert!(!lock.handle_answer(bump(1), answer, stays_on, START));
             assert_eq!(lock, Lock::default());
         }
     }

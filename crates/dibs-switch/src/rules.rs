@@ -108,7 +108,9 @@ where
             let handed = self.known.handed().filter(|to| to.by != Hand::Kept);
             handed.map(|handed| handed.bump)
         };
-        let stays = || self.deciding().is_none() && handed() == went;
+        // What the peer could not do may stand in the record still, but this host has gone there.
+        let is_there = || handed() == went || self.known.marked() == went;
+        let stays = || self.deciding().is_none() && is_there();
         match (self.choice(), self.bump()) {
             (Some(_), _) => None,
             (None, Some(bump)) => Some(Some(bump)),

@@ -314,7 +314,9 @@ impl Conn {
         let waits = self.choice.get().is_some_and(|choice| choice.pending);
         let chosen = self.written.filter(|written| waits && written.chosen);
         let chosen = chosen.map(|written| (written.bump, true));
-        chosen.or_else(|| self.followed.map(|bump| (Some(bump), false)))
+        // A mark of another program may stand above ours, and not be followed yet.
+        let written = self.written.and_then(|written| written.bump);
+        chosen.or_else(|| self.followed.or(written).map(|bump| (Some(bump), false)))
     }
 
     /// True if anything is known of it that stands in its mark.

@@ -325,7 +325,11 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     if !stands || known.is_some_and(|choice| choice.bump == bump) {
         return Ok(());
     }
-    let before = m.conns(|conns| conns.get(&pair).marked());
+    let before = match bump {
+        // The record says plain already, as the mark does.
+        None => m.ruling(&live, |ruling| ruling.stands_on(was)),
+        Some(_) => m.conns(|conns| conns.get(&pair).marked()),
+    };
     update(m, &pair, |conn| conn.note_mark(bump, true, m.now()));
     m.tell(News::Marked(marked));
     if bump.is_none() {

@@ -109,15 +109,20 @@ async fn note_answers<M: Machine>(
         true => Default::default(),
         false => m.look_up(&confirmed).await?,
     };
+    let mut unlocked = Vec::new();
     for (Meant { pair, socket }, answer) in answers {
         let live = lives
             .get(pair)
             .filter(|live| live.meant().socket == *socket);
         let stays_on = live.and_then(|live| stays_on(m, live, &tracked));
         let now = m.now();
-        update(m, pair, |conn| {
+        let goes = update(m, pair, |conn| {
             conn.lock.handle_answer(bump, *answer, stays_on, now)
         });
+        unlocked.extend(goes.then_some(*pair));
+    }
+    if !unlocked.is_empty() {
+        m.unlock(&unlocked).await;
     }
     m.wake(Task::Lock);
     Ok(())
