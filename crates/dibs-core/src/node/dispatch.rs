@@ -139,8 +139,7 @@ impl Node {
         for at in 0..peers.len() {
             let others = peers.iter().enumerate().filter(|(other, _)| *other != at);
             let foreign = others.flat_map(|(_, other)| other.hosts.prefixes().iter().copied());
-            let left = left_out(peers[at].hosts.prefixes());
-            let foreign = foreign.chain(left).collect();
+            let foreign = foreign.collect();
             peers[at].hosts.set_foreign(foreign);
         }
         Ok(Self {
@@ -584,8 +583,8 @@ pub(super) fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer
         .iter_mut()
         .filter_map(|peer| peer.hosts.matches(destination).map(|len| (len, peer)))
         .max_by_key(|(len, _)| *len);
-    let owned = best.filter(|(_, peer)| peer.hosts.owns(destination));
-    owned.map(|(_, peer)| peer)
+    let best = best.filter(|(_, peer)| !peer.hosts.leaves_out(destination));
+    best.map(|(_, peer)| peer)
 }
 
 /// How many handshake messages wait for a path.

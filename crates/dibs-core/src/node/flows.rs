@@ -60,19 +60,47 @@ pub(super) struct FlowTable {
     last_incoming: Option<(FlowId, Key)>,
     /// By ours.
     outgoing: HashMap<FlowId, Key, Hashing>,
-    /// Names at the peer of connections that have another one here ([`names`](super::names)), by their ends.
-    theirs: HashMap<Key, FlowKey, Hashing>,
-    /// Ends by these names.
-    by_theirs: HashMap<FlowKey, Key, Hashing>,
-    matched: Matched,
+    names: Names,
     next_flow: u32,
 }
 
-/// Names of connections that began in plain, where something translates addresses: this host's and the peer's, by either.
-/// They stay until they are [forgotten](FlowTable::forget_match), whether the connection is on a bump or not.
-struct Matched {
-    theirs: HashMap<FlowKey, FlowKey, Hashing>,
+/// Names of connections that the peer calls otherwise ([`names`](super::names)): its name by ours, and ours by its.
+struct Names {
+    theirs: HashMap<FlowKey, Name, Hashing>,
     ours: HashMap<FlowKey, FlowKey, Hashing>,
+    /// Number of those that were matched.
+    matched: usize,
+}
+
+/// Name of a connection at the peer.
+#[derive(Clone, Copy)]
+struct Name {
+    theirs: FlowKey,
+    /// The connection began in plain: it has this name whether it is on a bump or not.
+    matched: bool,
+}
+
+impl Names {
+    fn note(&mut self, ours: FlowKey, name: Name) {
+        self.forget(&ours);
+        if let Some(other) = self.ours.get(&name.theirs).copied() {
+            self.forget(&other);
+        }
+        self.matched += usize::from(name.matched);
+        self.theirs.insert(ours, name);
+        self.ours.insert(name.theirs, ours);
+    }
+
+    fn forget(&mut self, ours: &FlowKey) {
+        if let Some(name) = self.theirs.remove(ours) {
+            self.ours.remove(&name.theirs);
+            self.matched -= usize::from(name.matched);
+        }
+    }
+
+    fn is_matched(&self, ours: &FlowKey) -> bool {
+        self.matched != 0 && self.theirs.get(ours).is_some_and(|name| name.matched)
+    }
 }
 
 impl FlowTable {
@@ -86,11 +114,10 @@ impl FlowTable {
             incoming: HashMap::with_hasher(hashing.clone()),
             last_incoming: None,
             outgoing: HashMap::with_hasher(hashing.clone()),
-            theirs: HashMap::with_hasher(hashing.clone()),
-            by_theirs: HashMap::with_hasher(hashing.clone()),
-            matched: Matched {
+            names: Names {
                 theirs: HashMap::with_hasher(hashing.clone()),
                 ours: HashMap::with_hasher(hashing),
+                matched: 0,
             },
             next_flow: 0,
         }
@@ -131,59 +158,40 @@ impl FlowTable {
 
     /// Name here of the connection that the peer calls `theirs`, if that is another one.
     pub(super) fn ours_of(&self, theirs: &FlowKey) -> Option<FlowKey> {
-        match self.by_theirs.get(theirs) {
-            Some(ends) => Some(self.ends.get(*ends).expect(ENDS).tuple),
-            None => self.matched.ours.get(theirs).copied(),
-        }
+        self.names.ours.get(theirs).copied()
     }
 
     /// Name at the peer of the connection `ours`, if that is another one.
     pub(super) fn theirs_of(&self, ours: &FlowKey) -> Option<FlowKey> {
-        let of_ends = || self.theirs.get(&self.ends_of(ours)?).copied();
-        let named = { !self.theirs.is_empty() }.then(of_ends).flatten();
-        named.or_else(|| self.matched.theirs.get(ours).copied())
+        if self.names.theirs.is_empty() {
+            return None;
+        }
+        self.names.theirs.get(ours).map(|name| name.theirs)
+    }
+
+    /// Notes that the peer calls a connection `theirs`, which is called otherwise here, as long as it is known here.
+    pub(super) fn name(&mut self, key: Key, theirs: FlowKey) {
+        let ours = self.tuple_of(self.conns.get(key).expect("the caller has it"));
+        if !self.names.is_matched(&ours) {
+            let matched = false;
+            self.names.note(ours, Name { theirs, matched });
+        }
     }
 
     /// True if the connection `ours` was [matched](Self::match_names) to one of the peer.
     pub(super) fn is_matched(&self, ours: &FlowKey) -> bool {
-        !self.matched.theirs.is_empty() && self.matched.theirs.contains_key(ours)
+        self.names.is_matched(ours)
     }
 
-    /// Notes that the connection `ours` is the one that the peer calls `theirs`.
+    /// Notes that the connection `ours` is the one that the peer calls `theirs`, until that is [forgotten](Self::forget_match).
     pub(super) fn match_names(&mut self, ours: FlowKey, theirs: FlowKey) {
-        self.forget_match(&ours);
-        if let Some(other) = self.matched.ours.insert(theirs, ours) {
-            self.matched.theirs.remove(&other);
-        }
-        self.matched.theirs.insert(ours, theirs);
-        if let Some(ends) = self.ends_of(&ours) {
-            self.name_ends(ends, theirs);
-        }
+        let matched = true;
+        self.names.note(ours, Name { theirs, matched });
     }
 
     /// Forgets that the connection `ours` was matched, because it is over.
     pub(super) fn forget_match(&mut self, ours: &FlowKey) {
-        if let Some(theirs) = self.matched.theirs.remove(ours) {
-            self.matched.ours.remove(&theirs);
-        }
-    }
-
-    /// Notes that the peer calls a connection `theirs`, which is called otherwise here.
-    pub(super) fn name(&mut self, key: Key, theirs: FlowKey) {
-        let ends = self.conns.get(key).expect("the caller has it").ends;
-        self.name_ends(ends, theirs);
-    }
-
-    fn name_ends(&mut self, ends: Key, theirs: FlowKey) {
-        self.forget_name(ends);
-        self.theirs.insert(ends, theirs);
-        self.by_theirs.insert(theirs, ends);
-    }
-
-    fn forget_name(&mut self, ends: Key) {
-        if let Some(theirs) = self.theirs.remove(&ends) {
-            self.by_theirs.remove(&theirs);
-        }
+        self.names.forget(ours);
     }
 
     /// A connection, and what it has on all of its bumps: its addresses, as the local host sends, and the TSval floor.
@@ -225,8 +233,10 @@ impl FlowTable {
     /// The frame that opens a connection's outgoing flow, while the peer has not confirmed it.
     pub(super) fn open_frame(&self, key: Key) -> Option<Open> {
         let conn = self.conns.get(key)?;
-        let theirs = || self.theirs.get(&conn.ends).copied();
-        conn.open_frame(|| theirs().unwrap_or_else(|| self.tuple_of(conn)))
+        conn.open_frame(|| {
+            let ours = self.tuple_of(conn);
+            self.theirs_of(&ours).unwrap_or(ours)
+        })
     }
 
     /// Chooses anew how the new data of each is shared out.
@@ -333,9 +343,6 @@ impl FlowTable {
         let Self { ends, hashing, .. } = self;
         let hash_of = |key: &Key| hashing.hash_one(ends.get(*key).expect(ENDS).tuple);
         self.by_tuple.insert_unique(hash_of(&key), key, hash_of);
-        if let Some(theirs) = self.matched.theirs.get(&tuple) {
-            self.name_ends(key, *theirs);
-        }
         key
     }
 
@@ -348,8 +355,11 @@ impl FlowTable {
             let hash = self.hashing.hash_one(ends.tuple);
             let entry = self.by_tuple.find_entry(hash, |ends| *ends == conn.ends);
             entry.expect("a tuple leads to its connection").remove();
+            let tuple = ends.tuple;
             self.ends.remove(conn.ends);
-            self.forget_name(conn.ends);
+            if !self.names.is_matched(&tuple) {
+                self.names.forget(&tuple);
+            }
         }
         self.outgoing.remove(&conn.out.flow);
         if let Some(inc) = &conn.inc {

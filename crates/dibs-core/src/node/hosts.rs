@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use dibs_settings::Opening;
+use dibs_settings::{Opening, left_out};
 use dibs_wire::packet::{FlowKey, Opaque, Packet, TCP, flags};
 use ipnet::IpNet;
 
@@ -17,7 +17,9 @@ use crate::counters::Counter;
 /// See the module.
 pub(super) struct Hosts {
     prefixes: Vec<IpNet>,
-    /// Those of the other peers, and networks that its own leave out: what a longer one of these holds is not this peer's.
+    /// Networks that these leave out.
+    left_out: Vec<IpNet>,
+    /// Prefixes of the other peers: what a longer one of these holds is not this peer's.
     foreign: Vec<IpNet>,
     accept: Vec<Opening>,
     /// Addresses that stand for others of the peer.
@@ -25,8 +27,9 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    pub(super) const fn new(prefixes: Vec<IpNet>, accept: Vec<Opening>, lent: Vec<IpAddr>) -> Self {
+    pub(super) fn new(prefixes: Vec<IpNet>, accept: Vec<Opening>, lent: Vec<IpAddr>) -> Self {
         Self {
+            left_out: left_out(&prefixes),
             prefixes,
             foreign: Vec::new(),
             accept,
@@ -66,7 +69,12 @@ impl Hosts {
             return false;
         };
         let longer = |p: &IpNet| p.prefix_len() > len && p.contains(&addr);
-        !self.foreign.iter().any(longer)
+        !self.leaves_out(addr) && !self.foreign.iter().any(longer)
+    }
+
+    /// True if an address is a local one that a wide prefix of this peer does not mean.
+    pub(super) fn leaves_out(&self, addr: IpAddr) -> bool {
+        self.left_out.iter().any(|net| net.contains(&addr))
     }
 
     /// True if what one of this peer's hosts sends, whatever wide prefix it has, may be for here: an address of this

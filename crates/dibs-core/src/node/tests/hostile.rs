@@ -8,8 +8,7 @@ fn hostile() -> Pair {
     let mut pair = Pair::new();
     let any = |a: &str| IpNet::new(a.parse().unwrap(), 0).unwrap();
     let prefix = |a: &str, len| IpNet::new(a.parse().unwrap(), len).unwrap();
-    let mut attacker = config(0, Integrity::On);
-    attacker.peers[0].prefixes = vec![any("0.0.0.0"), any("::")];
+    let attacker = config(0, Integrity::On);
     let mut victim = config(1, Integrity::On);
     victim.peers[0].prefixes = vec![prefix("10.0.0.0", 8), prefix("fd00::", 16)];
     victim.peers.push(PeerConfig {
@@ -23,8 +22,9 @@ fn hostile() -> Pair {
     victim.addresses.push("fd00:1::2".parse().unwrap());
     let make = |config, seed| Node::new(Time::ZERO, config, [seed; 32]).unwrap();
     pair.nodes = [make(attacker, 1), make(victim, 2)];
-    // It sends what an honest node would leave out.
-    pair.nodes[0].peers[0].hosts.set_foreign(Vec::new());
+    // Of a prefix of everything an honest node would leave out local networks.
+    let everywhere = vec![any("0.0.0.0"), any("::")];
+    pair.nodes[0].peers[0].hosts.set_prefixes(everywhere);
     pair.run(Duration::from_secs(3));
     pair.assert_open();
     pair
