@@ -13,13 +13,14 @@ use dibs_wire::SeqNumber;
 use dibs_wire::packet::{self, FlowKey, Packet, flags};
 
 use crate::knock;
+use crate::matching::Stand;
 
 /// Window that a shadow shows, which the connection shifts by its scale.
-pub const WINDOW: u16 = u16::MAX;
+const WINDOW: u16 = u16::MAX;
 /// Time after which it is shown again although nothing moved: routers forget a connection that is idle for four minutes.
-pub const AT_LEAST_EACH: Duration = Duration::from_secs(110);
-/// Time in which the other end is heard, or plain is closed.
-pub const HEARD_WITHIN: Duration = Duration::from_secs(240);
+const AT_LEAST_EACH: Duration = Duration::from_secs(110);
+/// Time in which a connection takes its bump, once it is known where it stands in plain.
+const FRESH_FOR: Duration = Duration::from_secs(30);
 /// Bytes by which the first shadow acknowledges less than the kernel has. Linux's conntrack takes what is up to 66,000 bytes behind
 /// what it has seen (MAXACKWINDOW).
 const BEHIND: u32 = 64_000;
@@ -41,13 +42,31 @@ pub struct Numbers {
     pub acked: SeqNumber,
 }
 
+impl From<Stand> for Numbers {
+    /// The numbers of a connection in plain, as its kernel says them.
+    fn from(stand: Stand) -> Self {
+        Self {
+            given: SeqNumber::new(stand.seq),
+            acked: SeqNumber::new(stand.ack),
+        }
+    }
+}
+
 impl Numbers {
     /// The shadow as a packet of the connection.
+    ///
+    /// It acknowledges one byte less: so a reset that a stranger answers with, as a router does that has forgotten the
+    /// connection, has a number outside the window of the kernel here, and ends nothing (RFC 5961, 3.2).
     pub fn packet(self, pair: &FlowKey) -> Vec<u8> {
-        knock::shown(pair, (self.given.add(u32::MAX), self.acked), WINDOW)
+        let before = u32::MAX;
+        knock::shown(
+            pair,
+            (self.given.add(before), self.acked.add(before)),
+            WINDOW,
+        )
     }
 
-    /// Connection, as the host sends that hears it, and the numbers of the end that showed it.
+    /// Connection, as the host sends that hears it, and the numbers of the end that showed it, as a router saw them.
     pub fn read(bytes: &[u8]) -> Option<(FlowKey, Self)> {
         let Ok(Packet::Tcp(segment)) = packet::parse(bytes) else {
             return None;
@@ -64,13 +83,15 @@ impl Numbers {
 /// One end's part.
 #[derive(Clone, Debug)]
 pub struct Shadow {
+    since: Time,
     /// Bytes that the other end's shown window stands for.
     window: u32,
     shown: Option<(Numbers, Time)>,
     repeated: u32,
     /// Numbers of the other end that the routers know.
     heard: Option<Numbers>,
-    heard_at: Option<Time>,
+    /// They were heard from the other end since the connection left plain.
+    is_heard: bool,
     /// Something came that is not answered yet.
     is_answer_due: bool,
     /// Time at which the routers were to know all of it.
@@ -80,8 +101,9 @@ pub struct Shadow {
 impl Shadow {
     /// Shadow of a connection whose other end shifts its windows by `scale` (RFC 7323). `plain`: where this end stood when
     /// it left plain, if that is known.
-    pub fn new(scale: u8, plain: Option<Numbers>) -> Self {
+    pub fn new(scale: u8, plain: Option<Numbers>, now: Time) -> Self {
         Self {
+            since: now,
             window: u32::from(WINDOW) << scale.min(14),
             shown: None,
             repeated: 0,
@@ -89,17 +111,17 @@ impl Shadow {
                 given: acked,
                 acked: given,
             }),
-            heard_at: None,
+            is_heard: false,
             is_answer_due: false,
             asked: None,
         }
     }
 
     /// The other end was heard in plain.
-    pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
+    pub fn handle_heard(&mut self, numbers: Numbers) {
         self.is_answer_due |= self.heard != Some(numbers);
         self.heard = Some(numbers);
-        self.heard_at = Some(now);
+        self.is_heard = true;
         self.repeated = 0;
     }
 
@@ -109,9 +131,9 @@ impl Shadow {
         self.repeated = 0;
     }
 
-    /// When the other end was last heard.
-    pub fn heard_at(&self) -> Option<Time> {
-        self.heard_at
+    /// True if it still says where the connection leaves plain, although that is not on a bump yet.
+    pub fn is_fresh(&self, now: Time) -> bool {
+        now.since(self.since) < FRESH_FOR && self.shown.is_none()
     }
 
     /// Numbers that are to be shown now, of an end that stands so.
@@ -138,7 +160,7 @@ impl Shadow {
         Some(next)
     }
 
-    /// As much of it as fits what was heard.
+    /// Part of these numbers that fits what was heard.
     fn within_window(&self, stands: Numbers) -> Numbers {
         let Some(heard) = self.heard else {
             // Something may have gone by the bump already.
@@ -146,10 +168,10 @@ impl Shadow {
             let first = Numbers { acked, ..stands };
             return self.shown.map_or(first, |(shown, _)| shown);
         };
-        let window = match self.heard_at {
-            Some(_) => self.window,
+        let window = match self.is_heard {
+            true => self.window,
             // The windows that were seen in plain may be small.
-            None => FIRST_WINDOW,
+            false => FIRST_WINDOW,
         };
         let least = |a: SeqNumber, b: SeqNumber| if a.is_after(b) { b } else { a };
         Numbers {
@@ -170,7 +192,7 @@ mod tests {
     /// Numbers at which both ends are when the connection leaves plain.
     const BASE: i64 = 1_000_000;
 
-    /// What Linux's conntrack keeps of each end (`struct ip_ct_tcp_state`).
+    /// State that Linux's conntrack keeps of each end (`struct ip_ct_tcp_state`).
     #[derive(Clone, Copy, Debug)]
     struct Side {
         end: i64,
@@ -227,7 +249,7 @@ mod tests {
                 acked: base,
             };
             Self {
-                shadows: [0, 1].map(|_| Shadow::new(SCALE, Some(plain))),
+                shadows: [0, 1].map(|_| Shadow::new(SCALE, Some(plain), START)),
                 router: Router::new(),
                 moved: [BASE; 2],
                 now: START,
@@ -253,9 +275,11 @@ mod tests {
                     };
                     self.shown += 1;
                     let given = i64::from(numbers.given.raw());
-                    let segment = (given - 1, given, i64::from(numbers.acked.raw()));
-                    if self.router.passes(end, segment, i64::from(WINDOW) << SCALE) {
-                        self.shadows[1 - end].handle_heard(numbers, self.now);
+                    let acked = i64::from(numbers.acked.raw()) - 1;
+                    let window = i64::from(WINDOW) << SCALE;
+                    if self.router.passes(end, (given - 1, given, acked), window) {
+                        let (_, seen) = Numbers::read(&numbers.packet(&pair())).expect("a shadow");
+                        self.shadows[1 - end].handle_heard(seen);
                     }
                 }
             }
@@ -332,7 +356,7 @@ mod tests {
 
     #[test]
     fn what_is_not_heard_is_said_again_a_few_times() {
-        let mut shadow = Shadow::new(0, None);
+        let mut shadow = Shadow::new(0, None, START);
         let stands = Numbers {
             given: SeqNumber::new(9),
             acked: SeqNumber::new(5),
@@ -353,7 +377,12 @@ mod tests {
             acked: SeqNumber::new(5),
         };
         let bytes = numbers.packet(&pair());
-        assert_eq!(Numbers::read(&bytes), Some((pair().reversed(), numbers)));
+        // What answers it with a reset gives that the number that it acknowledges (RFC 9293, 3.5.2).
+        let seen = Numbers {
+            acked: SeqNumber::new(4),
+            ..numbers
+        };
+        assert_eq!(Numbers::read(&bytes), Some((pair().reversed(), seen)));
         assert_eq!(bytes.len(), 41);
     }
 }

@@ -1,5 +1,6 @@
 //! Finds out whether plain carries connections, before they leave their bumps for plain, and which connections peers call by
-//! other addresses: a driver of [`dibs_switch::knock`] and [`dibs_switch::matching`], here and for peers that ask.
+//! other addresses: a driver of [`dibs_switch::knock`], [`dibs_switch::matching`] and [`dibs_switch::shadow`], here and for peers
+//! that ask.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_io::{PacketEar, PacketSender};
+use dibs_io::{PacketEar, PacketSender, SetupError};
 use dibs_policy::sockets::{self, TcpSocket};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Socket};
@@ -28,6 +29,7 @@ use nix::net::if_::if_nametoindex;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::data::Gone;
 use crate::data::bumps::marks;
 use crate::host::live::{Live, Matched};
 use crate::host::process::{instant, now};
@@ -205,7 +207,11 @@ pub(crate) async fn match_names(
     lives: &[Live],
 ) -> anyhow::Result<BTreeMap<FlowKey, Answer>> {
     let pairs = lives.iter().map(|live| live.pair).collect();
-    let conns = Vec::from_iter(stands_of(daemon, &pairs).await?);
+    let stands = stands_of(daemon, &pairs).await?;
+    if stands.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let conns: Vec<(FlowKey, Stand)> = stands.iter().map(|(pair, at)| (*pair, *at)).collect();
     let ask = async |conns: &[(FlowKey, Stand)]| -> Vec<Answer> {
         match daemon.rpc.ask(peer, Body::Match(conns.to_vec())).await {
             Ok(outcomes) => { outcomes.into_iter().map(Ok) }
@@ -215,41 +221,71 @@ pub(crate) async fn match_names(
             Err(error) => vec![Err(error); conns.len()],
         }
     };
-    let senders = Senders::open(daemon, conns.iter().map(|(pair, _)| pair))?;
-    let (begin, number) = (now(), SeqNumber::new);
-    let numbers = |stand: &Stand| Numbers::of(number(stand.seq), number(stand.ack));
-    let mut shows: Vec<Knock> = { conns.iter() }
-        .map(|(_, stand)| Knock::ask(begin, numbers(stand)))
-        .collect();
     let mut asked = std::pin::pin!(join_all(conns.chunks(MAX_MATCHES).map(ask)));
-    loop {
+    let senders = Senders::open(daemon, stands.keys())?;
+    let begin = now();
+    let show = |stand: &Stand| {
+        let (seq, ack) = (SeqNumber::new(stand.seq), SeqNumber::new(stand.ack));
+        Knock::ask(begin, Numbers::of(seq, ack))
+    };
+    let mut shows: Vec<Knock> = stands.values().map(show).collect();
+    let answers = loop {
         let at = now();
-        for ((pair, stand), show) in conns.iter().zip(&mut shows) {
+        for ((pair, stand), show) in stands.iter().zip(&mut shows) {
             while show.poll_send(at).is_some() {
                 senders.send(pair, &stand.shown().packet(pair));
             }
         }
         let due = shows.iter().filter_map(Knock::due).min();
         tokio::select! {
-            answers = &mut asked => {
-                let named = conns.iter().map(|(pair, _)| *pair);
-                let answers: BTreeMap<FlowKey, Answer> = named.zip(answers.into_iter().flatten()).collect();
-                for live in lives {
-                    if matches!(answers.get(&live.pair), Some(Ok((Outcome::Done, _)))) {
-                        let theirs = live.pair;
-                        let known = Matched { peer, theirs, socket: live.socket };
-                        daemon.host.match_names(live.pair, known)?;
-                        let shadow = Shadow::new(live.counts.window_scale, plain_at(&conns, &live.pair));
-                        daemon.host.shadows.borrow_mut().insert(live.pair, shadow);
-                    }
-                }
-                daemon.save_or_warn();
-                daemon.wakers.wake(Task::Shadow);
-                return Ok(answers);
-            }
+            answers = &mut asked => break answers,
             () = until(due) => {}
         }
+    };
+    let answers: BTreeMap<FlowKey, Answer> = { stands.keys().copied() }
+        .zip(answers.into_iter().flatten())
+        .collect();
+    let is_found = |live: &&Live| matches!(answers.get(&live.pair), Some(Ok((Outcome::Done, _))));
+    for live in lives.iter().filter(is_found) {
+        let found = Found {
+            pair: live.pair,
+            socket: live.socket,
+            scale: live.counts.window_scale,
+            stand: stands[&live.pair],
+        };
+        // Over the wire it has the name that it has here.
+        note_match(daemon, peer, &found, live.pair)?;
     }
+    daemon.save_or_warn();
+    Ok(answers)
+}
+
+/// A connection of which both names are known now.
+struct Found {
+    pair: FlowKey,
+    socket: Socket,
+    /// Shift of the windows that the far end gives.
+    scale: u8,
+    /// State in plain.
+    stand: Stand,
+}
+
+/// Notes a match. `theirs`: its name over the wire.
+fn note_match(daemon: &Daemon, peer: usize, found: &Found, theirs: FlowKey) -> Result<(), Gone> {
+    let Found {
+        pair,
+        socket,
+        scale,
+        stand,
+    } = *found;
+    let shadow = Shadow::new(scale, Some(stand.into()), now());
+    daemon.host.shadows.borrow_mut().insert(pair, shadow);
+    let known = Matched {
+        peer,
+        theirs,
+        socket,
+    };
+    daemon.host.match_names(pair, known)
 }
 
 /// Answers a peer that shows these connections, which it calls so, in plain: whether one here is each of them.
@@ -258,89 +294,78 @@ pub(crate) async fn answer_match(
     peer: usize,
     conns: &[(FlowKey, Stand)],
 ) -> Vec<(Outcome, u64)> {
-    let names = find_names(daemon, peer, conns).await;
-    let found = match names {
-        Ok(names) => names,
+    let found = match look_for(daemon, peer, conns).await {
+        Ok(found) => found,
         Err(error) => {
             daemon.warn_of_peer(peer, &format!("cannot look for its connections: {error:#}"));
             return vec![(Outcome::Failed, 0); conns.len()];
         }
     };
-    let outcome =
-        |found: &Result<_, Outcome>| (found.as_ref().err().copied().unwrap_or(Outcome::Done), 0);
-    let outcomes = found.iter().map(outcome).collect();
     let mut is_new = false;
-    for (found, (theirs, _)) in found.into_iter().zip(conns) {
-        let Ok(Found {
-            pair,
-            socket,
-            shadow,
-        }) = found
-        else {
-            continue;
-        };
-        let known = Matched {
-            peer,
-            theirs: theirs.reversed(),
-            socket,
-        };
-        daemon.host.shadows.borrow_mut().insert(pair, shadow);
-        is_new |= daemon.host.matched().get(&pair) != Some(&known);
-        // Without the data path nothing moves.
-        let _ = daemon.host.match_names(pair, known);
-    }
+    let mut note = |found: Result<Found, Outcome>, theirs: FlowKey| {
+        let found = found?;
+        is_new |= !daemon.host.matched().contains_key(&found.pair);
+        note_match(daemon, peer, &found, theirs).map_err(|Gone| Outcome::Failed)
+    };
+    let noted = { found.into_iter() }
+        .zip(conns)
+        .map(|(found, (theirs, _))| note(found, theirs.reversed()));
+    let outcomes = noted.map(|noted| (noted.err().unwrap_or(Outcome::Done), 0));
+    let outcomes = outcomes.collect();
     if is_new {
         daemon.save_or_warn();
-        daemon.wakers.wake(Task::Shadow);
-        if !daemon.state.borrow().installed.is_empty() {
-            daemon.events.note("steer", daemon.steer().await);
-        }
+    }
+    if is_new && daemon.is_steering() {
+        daemon.events.note("steer", daemon.steer().await);
     }
     outcomes
 }
 
-/// A connection here that a peer showed.
-struct Found {
-    pair: FlowKey,
-    socket: Socket,
-    shadow: Shadow,
-}
-
-/// Where a connection stood when it left plain.
-fn plain_at(stands: &[(FlowKey, Stand)], pair: &FlowKey) -> Option<shadow::Numbers> {
-    let (_, stand) = stands.iter().find(|(known, _)| known == pair)?;
-    let (given, acked) = (SeqNumber::new(stand.seq), SeqNumber::new(stand.ack));
-    Some(shadow::Numbers { given, acked })
+/// Looks for connections that a peer shows. What comes from an address that the peer's datagrams come from, too, is
+/// translated by nobody, and is looked for in vain.
+async fn look_for(
+    daemon: &Daemon,
+    peer: usize,
+    conns: &[(FlowKey, Stand)],
+) -> anyhow::Result<Vec<Result<Found, Outcome>>> {
+    let paths = daemon.driver.snapshot().await?.paths;
+    let of_peer = paths.iter().filter(|path| path.peer == peer);
+    let own: BTreeSet<IpAddr> = of_peer.map(|path| path.remote.ip()).collect();
+    let is_translated = |(pair, _): &&(FlowKey, Stand)| !own.contains(&pair.src);
+    let shown: Vec<(FlowKey, Stand)> = conns.iter().filter(is_translated).copied().collect();
+    let mut found = match shown.is_empty() {
+        true => Vec::new(),
+        false => find_shown(daemon, peer, &shown).await?,
+    }
+    .into_iter();
+    let each = |conn: &(FlowKey, Stand)| match is_translated(&conn) {
+        true => found.next().expect("each that is shown is looked for"),
+        false => Err(Outcome::NoConnection),
+    };
+    Ok(conns.iter().map(each).collect())
 }
 
 /// Connections here that a peer shows; or why there is none.
-async fn find_names(
+async fn find_shown(
     daemon: &Daemon,
     peer: usize,
     conns: &[(FlowKey, Stand)],
 ) -> anyhow::Result<Vec<Result<Found, Outcome>>> {
     let mut search = Search::new(conns.iter().map(|(_, stand)| stand.shown()).collect());
-    let mut ears = Vec::new();
-    for is_v4 in [true, false] {
-        let of_version = || {
-            let of_version = conns.iter().filter(|(pair, _)| pair.src.is_ipv4() == is_v4);
-            of_version.map(|(_, stand)| stand.shown())
-        };
-        let numbers: Vec<(u32, u32)> = of_version().map(|shown| (shown.seq, shown.ack)).collect();
-        let tsvals: Vec<u32> = of_version()
-            .filter_map(|shown| Some(shown.timestamps?.0))
-            .collect();
-        if !numbers.is_empty() {
-            ears.push(watched(PacketEar::by_numbers(is_v4, &numbers, &tsvals)?)?);
-        }
-    }
+    let ears = ears_of(conns.iter().copied(), |is_v4, conns| {
+        let shown: Vec<Stand> = conns.iter().map(|(_, stand)| stand.shown()).collect();
+        let numbers: Vec<(u32, u32)> = shown.iter().map(|it| (it.seq, it.ack)).collect();
+        let tsvals = shown.iter().filter_map(|it| Some(it.timestamps?.0));
+        PacketEar::by_numbers(is_v4, &numbers, &Vec::from_iter(tsvals))
+    })?;
     let bumps = bump_interfaces(daemon);
     let mut end = Instant::now() + matching::WITHIN;
     let mut is_complete = false;
     while Instant::now() < end {
         tokio::select! {
             (bytes, interface) = next_packet(&ears) => {
-                if let Some((pair, stand)) = Stand::read(&bytes).filter(|_| !bumps.contains(&interface)) {
+                let stand = Stand::read(&bytes).filter(|_| !bumps.contains(&interface));
+                if let Some((pair, stand)) = stand {
                     search.handle_heard(pair, &stand);
                 }
             }
@@ -353,47 +378,48 @@ async fn find_names(
         }
     }
     let candidates = Vec::from_iter(search.candidates());
-    let found = sockets::find(&candidates).await?.into_iter();
     let is_free = |pair: &FlowKey| daemon.host.peer_of(pair).is_none_or(|known| known == peer);
-    let found: BTreeMap<FlowKey, TcpSocket> = found
+    let sockets: BTreeMap<FlowKey, TcpSocket> = { sockets::find(&candidates).await?.into_iter() }
         .filter(|socket| is_free(&socket.key))
         .map(|socket| (socket.key, socket))
         .collect();
-    let stands = stands_of(daemon, &found.keys().copied().collect()).await?;
-    let listed: Vec<(FlowKey, Stand)> =
-        stands.iter().map(|(pair, stand)| (*pair, *stand)).collect();
-    let name = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
+    let stands = stands_of(daemon, &sockets.keys().copied().collect()).await?;
+    let find = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
         let pair = search.name(index, asking, &stands)?;
-        let socket = &found[&pair];
-        let scale = socket
-            .counts
-            .as_ref()
-            .map_or(0, |counts| counts.window_scale);
+        let TcpSocket { cookie, counts, .. } = &sockets[&pair];
         Ok(Found {
             pair,
-            socket: Socket(socket.cookie as u32),
-            shadow: Shadow::new(scale, plain_at(&listed, &pair)),
+            socket: Socket(*cookie as u32),
+            scale: counts.as_ref().map_or(0, |counts| counts.window_scale),
+            stand: stands[&pair],
         })
     };
-    Ok(conns.iter().enumerate().map(name).collect())
+    Ok(conns.iter().enumerate().map(find).collect())
 }
 
 /// Shows connections in plain that the two hosts call by different addresses while they are on a bump, so that routers do
 /// not lose track of them.
 pub(crate) async fn keep_shadows(daemon: Rc<Daemon>) {
     loop {
-        if daemon.host.matched().is_empty() {
+        while daemon.host.matched().is_empty() {
             daemon.wakers.woken(Task::Shadow).await;
         }
         match Shown::look(&daemon).await {
-            Ok(shown) if !shown.pairs.is_empty() => shown.keep(&daemon).await,
-            Ok(_) => sleep(SHOWN_EACH).await,
+            Ok(Some(shown)) => shown.keep(&daemon).await,
+            Ok(None) => wait_for_look(&daemon).await,
             Err(error) => {
                 tracing::debug!("cannot show connections in plain: {error:#}");
-                sleep(LOOK_AGAIN).await;
+                wait_for_look(&daemon).await;
             }
         }
     }
+}
+
+/// Waits until it is time to look which connections are shown in plain.
+async fn wait_for_look(daemon: &Daemon) {
+    // Woken where connections are moved.
+    let woken = daemon.wakers.woken(Task::Shadow);
+    let _ = tokio::time::timeout(LOOK_AGAIN, woken).await;
 }
 
 /// Connections that are shown in plain until the next look at which those are.
@@ -404,7 +430,7 @@ struct Shown {
 
 impl Shown {
     /// Looks which are on a bump, but for those of which a rule requires that nothing be seen in plain.
-    async fn look(daemon: &Daemon) -> anyhow::Result<Self> {
+    async fn look(daemon: &Daemon) -> anyhow::Result<Option<Self>> {
         let is_bumped = |pair: &&FlowKey| {
             let state = daemon.state.borrow();
             let bump = state.conns.get(pair).marked();
@@ -418,38 +444,42 @@ impl Shown {
             true => HashMap::new(),
             false => connections::sockets_of(&daemon.kernel, &bumped).await?,
         };
-        let state = daemon.state.borrow();
+        let (state, at) = (daemon.state.borrow(), now());
         let may_show = |live: &&Live| state.ruling(live).requirement().is_none();
         let shows: Vec<&Live> = lives.values().filter(may_show).collect();
         let pairs: BTreeSet<FlowKey> = shows.iter().map(|live| live.pair).collect();
         let mut shadows = daemon.host.shadows.borrow_mut();
         for live in shows {
-            let shadow = || Shadow::new(live.counts.window_scale, None);
+            let shadow = || Shadow::new(live.counts.window_scale, None, at);
             shadows.entry(live.pair).or_insert_with(shadow);
         }
         // In plain the routers see the connection itself.
-        shadows.retain(|pair, shadow| pairs.contains(pair) || shadow.heard_at().is_none());
+        shadows.retain(|pair, shadow| pairs.contains(pair) || shadow.is_fresh(at));
+        if pairs.is_empty() {
+            return Ok(None);
+        }
         let plain = Plain::open(daemon, pairs.iter())?;
-        Ok(Self { pairs, plain })
+        Ok(Some(Self { pairs, plain }))
     }
 
     /// Shows them for a while.
     async fn keep(&self, daemon: &Daemon) {
-        let end = Instant::now() + LOOK_AGAIN;
-        while Instant::now() < end {
+        let mut over = std::pin::pin!(wait_for_look(daemon));
+        loop {
             // Without the data path nothing moves.
             let Ok((_, conns)) = daemon.driver.conns().await else {
                 return;
             };
             self.show(daemon, &conns);
             tokio::select! {
+                () = &mut over => return,
                 (bytes, interface) = next_packet(&self.plain.ears) => {
                     let heard = shadow::Numbers::read(&bytes);
                     let heard = heard.filter(|_| !self.plain.bumps.contains(&interface));
                     if let Some((pair, numbers)) = heard
                         && let Some(shadow) = daemon.host.shadows.borrow_mut().get_mut(&pair)
                     {
-                        shadow.handle_heard(numbers, now());
+                        shadow.handle_heard(numbers);
                     }
                 }
                 () = sleep(SHOWN_EACH) => {}
@@ -490,70 +520,53 @@ fn ask_shadows<'a>(daemon: &Daemon, pairs: impl Iterator<Item = &'a FlowKey>) {
 
 /// Takes up connections that peers call by other addresses, as an earlier run left them.
 pub(crate) async fn restore(daemon: &Daemon, saved: &[SavedMatch]) -> anyhow::Result<()> {
-    let sockets = sockets_of(&saved.iter().map(|saved| saved.conn).collect::<Vec<_>>()).await?;
     for saved in saved {
-        let is_peer = |key: &dibs_config::PeerConfig| key.public_key.to_string() == saved.peer;
-        let peer = daemon.config.peers.iter().position(is_peer);
-        let lives = sockets.get(&saved.conn) == Some(&saved.socket);
-        if let Some(peer) = peer.filter(|_| lives) {
+        let mut peers = daemon.config.peers.iter();
+        let peer = peers.position(|peer| peer.public_key.to_string() == saved.peer);
+        if let Some(peer) = peer {
+            let (theirs, socket) = (saved.theirs, saved.socket);
             let known = Matched {
                 peer,
-                theirs: saved.theirs,
-                socket: saved.socket,
+                theirs,
+                socket,
             };
             daemon.host.match_names(saved.conn, known)?;
         }
     }
-    Ok(())
+    forget_ended(daemon).await
 }
 
 /// Forgets names of connections that ended: others may have their ends by now.
 pub(crate) async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
-    let known: Vec<(FlowKey, Socket)> = {
-        let matched = daemon.host.matched();
-        let known = matched.iter();
-        known.map(|(pair, known)| (*pair, known.socket)).collect()
-    };
+    let known = daemon.host.matched().clone();
     if known.is_empty() {
         return Ok(());
     }
-    let sockets = sockets_of(&known.iter().map(|(pair, _)| *pair).collect::<Vec<_>>()).await?;
-    let is_over = |(pair, socket): &&(FlowKey, Socket)| sockets.get(pair) != Some(socket);
-    let over: Vec<FlowKey> = known
-        .iter()
-        .filter(is_over)
-        .map(|(pair, _)| *pair)
-        .collect();
-    for pair in &over {
-        daemon.host.forget_match(pair)?;
-    }
-    match over.is_empty() {
-        true => Ok(()),
-        false => daemon.save(),
+    let pairs: Vec<FlowKey> = known.keys().copied().collect();
+    let lives = connections::sockets_of(&daemon.kernel, &pairs).await?;
+    let lives_on = |pair: &FlowKey, known: &Matched| {
+        let live = lives.get(pair);
+        live.is_some_and(|live| live.socket == known.socket)
+    };
+    let mut over = known.iter().filter(|(pair, known)| !lives_on(pair, known));
+    over.try_for_each(|(pair, _)| daemon.host.forget_match(pair))?;
+    match daemon.host.matched().len() < known.len() {
+        true => daemon.save(),
+        false => Ok(()),
     }
 }
 
-async fn sockets_of(pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Socket>, dibs_policy::Error> {
-    let found = sockets::find(pairs).await?.into_iter();
-    Ok(found
-        .map(|socket| (socket.key, Socket(socket.cookie as u32)))
-        .collect())
-}
-
-/// Where connections in plain stand by the words of the kernel here; nothing of those of which it does not say it.
+/// States of connections in plain by the words of the kernel here; nothing of those of which it does not say it.
 async fn stands_of(
     daemon: &Daemon,
     pairs: &BTreeSet<FlowKey>,
 ) -> anyhow::Result<BTreeMap<FlowKey, Stand>> {
     let mut found = BTreeMap::new();
-    let mut ears = Vec::new();
-    for is_v4 in [true, false] {
-        let of_version = pairs.iter().filter(|pair| pair.src.is_ipv4() == is_v4);
-        let ports: Vec<(u16, u16)> = of_version.map(|pair| (pair.sport, pair.dport)).collect();
-        if !ports.is_empty() {
-            ears.push(watched(PacketEar::of_own(is_v4, &ports)?)?);
-        }
-    }
+    let conns = pairs.iter().map(|pair| (*pair, ()));
+    let ears = ears_of(conns, |is_v4, conns| {
+        let ports = conns.iter().map(|(pair, ())| (pair.sport, pair.dport));
+        PacketEar::of_own(is_v4, &Vec::from_iter(ports))
+    })?;
     let senders = Senders::open(daemon, pairs.iter())?;
     let end = Instant::now() + TOLD_WITHIN;
     while found.len() < pairs.len() && Instant::now() < end {
@@ -585,8 +598,24 @@ async fn until(due: Option<Time>) {
     }
 }
 
+/// Ears for connections, one for each IP version among them.
+fn ears_of<T>(
+    conns: impl Iterator<Item = (FlowKey, T)>,
+    open: impl Fn(bool, &[(FlowKey, T)]) -> Result<PacketEar, SetupError>,
+) -> anyhow::Result<Vec<AsyncFd<PacketEar>>> {
+    let (v4, v6): (Vec<_>, Vec<_>) = conns.partition(|(pair, _)| pair.src.is_ipv4());
+    let meant = [(true, v4), (false, v6)].into_iter();
+    let meant = meant.filter(|(_, conns)| !conns.is_empty());
+    meant
+        .map(|(is_v4, conns)| watched(open(is_v4, &conns)?))
+        .collect()
+}
+
 /// The next packet that any of these hears, and its interface.
 async fn next_packet(ears: &[AsyncFd<PacketEar>]) -> (Vec<u8>, u32) {
+    if ears.is_empty() {
+        return std::future::pending().await;
+    }
     let heard = ears.iter().map(|ear| Box::pin(heard(ear)));
     select_all(heard).await.0
 }
@@ -642,9 +671,6 @@ impl Senders {
     }
 }
 
-/// Addresses that acknowledgements come from, and their ports (source, destination).
-type Listened = (BTreeSet<IpAddr>, BTreeSet<(u16, u16)>);
-
 /// Sockets that send acknowledgements in plain, and hear them.
 struct Plain {
     senders: Senders,
@@ -658,17 +684,12 @@ impl Plain {
         pairs: impl Iterator<Item = &'a FlowKey> + Clone,
     ) -> anyhow::Result<Self> {
         let senders = Senders::open(daemon, pairs.clone())?;
-        let mut heard: BTreeMap<bool, Listened> = BTreeMap::new();
-        for pair in pairs {
-            let (sources, ports) = heard.entry(pair.dst.is_ipv4()).or_default();
-            sources.insert(pair.dst);
-            ports.insert((pair.dport, pair.sport));
-        }
-        let mut ears = Vec::new();
-        for (is_v4, (sources, ports)) in heard {
-            let (sources, ports) = (Vec::from_iter(sources), Vec::from_iter(ports));
-            ears.push(watched(PacketEar::open(is_v4, &sources, &ports)?)?);
-        }
+        let ears = ears_of(pairs.map(|pair| (*pair, ())), |is_v4, conns| {
+            let sources: BTreeSet<IpAddr> = conns.iter().map(|(pair, ())| pair.dst).collect();
+            let ports = conns.iter().map(|(pair, ())| (pair.dport, pair.sport));
+            let ports: BTreeSet<(u16, u16)> = ports.collect();
+            PacketEar::open(is_v4, &Vec::from_iter(sources), &Vec::from_iter(ports))
+        })?;
         Ok(Self {
             senders,
             ears,

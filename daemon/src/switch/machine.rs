@@ -265,11 +265,15 @@ impl Machine for Daemon {
 
     async fn mark(&self, marks: impl FnOnce() -> Vec<Mark>) -> Failed<Self> {
         let _turn = self.kernel.marking().await;
-        marking::mark(self, &marks()).await
+        let failed = marking::mark(self, &marks()).await;
+        self.wakers.wake(Task::Shadow);
+        failed
     }
 
     async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self> {
-        marking::mark_choices(self, pairs).await
+        let failed = marking::mark_choices(self, pairs).await;
+        self.wakers.wake(Task::Shadow);
+        failed
     }
 
     async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {

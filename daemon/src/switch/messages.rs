@@ -9,17 +9,14 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::mem::take;
 use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_core::node::Event;
 use dibs_settings::BumpId;
-use dibs_switch::conns::Version;
 use dibs_switch::engine::{ROUND, knocks, locks, rules, switches, tells, wants};
-use dibs_switch::knock::Numbers;
-use dibs_switch::matching::Stand;
-use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
-use dibs_wire::FlowKey;
+use dibs_switch::messages::{Body, Message, Outcome};
 use tokio::sync::Notify;
 
 use crate::data::{Notice, Notices};
@@ -98,40 +95,39 @@ impl Desk {
         }
     }
 
-    /// The next question, if it waits, and is one like these.
-    fn next_like(&self, daemon: &Daemon, is_like: impl Fn(&Body) -> bool) -> Option<Asked> {
-        let is_like = |asked: &mut Asked| is_like(&asked.question);
-        let asked = self.waiting.borrow_mut().pop_front_if(is_like)?;
+    /// Connections of the next question, if it waits, and `conns` takes them out of it.
+    fn next_like<T>(
+        &self,
+        daemon: &Daemon,
+        conns: impl Fn(&mut Body) -> Option<Vec<T>>,
+    ) -> Option<(u32, Vec<T>)> {
+        let next = {
+            let mut waiting = self.waiting.borrow_mut();
+            let asked = waiting.front_mut()?;
+            let next = (asked.request, conns(&mut asked.question)?);
+            waiting.pop_front();
+            next
+        };
         daemon.driver.control_done(self.peer);
-        Some(asked)
+        Some(next)
     }
 
-    /// The next question, if it waits, and is a SWITCH that says this.
-    fn next_switch(&self, daemon: &Daemon, wanted: Switch) -> Option<(u32, Vec<(Named, Version)>)> {
-        let same = |body: &Body| matches!(body, Body::Switch { switch, .. } if *switch == wanted);
-        let asked = self.next_like(daemon, same)?;
-        match asked.question {
-            Body::Switch { conns, .. } => Some((asked.request, conns)),
-            _ => unreachable!("it was just seen to be a SWITCH"),
+    /// Questions like the `first` one that came with it, up to a round: how many connections each is about, and these.
+    fn gather<T>(
+        &self,
+        daemon: &Daemon,
+        first: (u32, Vec<T>),
+        like: impl Fn(&mut Body) -> Option<Vec<T>>,
+    ) -> (Vec<(u32, usize)>, Vec<T>) {
+        let (request, mut conns) = first;
+        let mut parts = vec![(request, conns.len())];
+        while conns.len() < ROUND
+            && let Some((request, more)) = self.next_like(daemon, &like)
+        {
+            parts.push((request, more.len()));
+            conns.extend(more);
         }
-    }
-
-    /// The next question, if it waits, and is a MATCH.
-    fn next_match(&self, daemon: &Daemon) -> Option<(u32, Vec<(FlowKey, Stand)>)> {
-        let asked = self.next_like(daemon, |body| matches!(body, Body::Match(_)))?;
-        match asked.question {
-            Body::Match(conns) => Some((asked.request, conns)),
-            _ => unreachable!("it was just seen to be a MATCH"),
-        }
-    }
-
-    /// The next question, if it waits, and is a KNOCK.
-    fn next_knock(&self, daemon: &Daemon) -> Option<(u32, Vec<(Named, Numbers)>)> {
-        let asked = self.next_like(daemon, |body| matches!(body, Body::Knock(_)))?;
-        match asked.question {
-            Body::Knock(conns) => Some((asked.request, conns)),
-            _ => unreachable!("it was just seen to be a KNOCK"),
-        }
+        (parts, conns)
     }
 }
 
@@ -150,7 +146,7 @@ async fn answer_parts(
 }
 
 /// Deals with a peer's questions one after the other; at once with SWITCHes that say the same of many connections and
-/// came together, and with KNOCKs that did.
+/// came together, and with KNOCKs and MATCHes that did.
 async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
     let peer = desk.peer;
     loop {
@@ -162,36 +158,27 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                 let outcome = wants::answer(&*daemon, peer, sequence, bumps).await;
                 daemon.rpc.answer(peer, request, vec![(outcome, 0)]).await;
             }
-            Body::Switch { switch, mut conns } => {
-                let mut parts = vec![(request, conns.len())];
-                while conns.len() < ROUND
-                    && let Some((request, more)) = desk.next_switch(&daemon, switch)
-                {
-                    parts.push((request, more.len()));
-                    conns.extend(more);
-                }
+            Body::Switch { switch, conns } => {
+                let (parts, conns) = desk.gather(&daemon, (request, conns), |body| match body {
+                    Body::Switch { switch: s, conns } if *s == switch => Some(take(conns)),
+                    _ => None,
+                });
                 let outcomes = switches::answer(&*daemon, peer, switch, conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
-            Body::Knock(mut conns) => {
-                let mut parts = vec![(request, conns.len())];
-                while conns.len() < ROUND
-                    && let Some((request, more)) = desk.next_knock(&daemon)
-                {
-                    parts.push((request, more.len()));
-                    conns.extend(more);
-                }
+            Body::Knock(conns) => {
+                let (parts, conns) = desk.gather(&daemon, (request, conns), |body| match body {
+                    Body::Knock(conns) => Some(take(conns)),
+                    _ => None,
+                });
                 let outcomes = knocks::answer(&*daemon, peer, &conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
-            Body::Match(mut conns) => {
-                let mut parts = vec![(request, conns.len())];
-                while conns.len() < ROUND
-                    && let Some((request, more)) = desk.next_match(&daemon)
-                {
-                    parts.push((request, more.len()));
-                    conns.extend(more);
-                }
+            Body::Match(conns) => {
+                let (parts, conns) = desk.gather(&daemon, (request, conns), |body| match body {
+                    Body::Match(conns) => Some(take(conns)),
+                    _ => None,
+                });
                 let outcomes = knocking::answer_match(&daemon, peer, &conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }

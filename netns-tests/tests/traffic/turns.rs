@@ -164,3 +164,34 @@ fn a_peer_that_asks_without_end_holds_up_no_other() {
         })
     });
 }
+
+/// Each question may name no connection at all; that of a MATCH used to end the daemon.
+#[test]
+fn questions_about_nothing_are_answered_with_nothing() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let (_host, [mut peer, _]) = with_guests(net)?;
+            let questions = [
+                Body::Match(Vec::new()),
+                Body::Knock(Vec::new()),
+                Body::Confirm {
+                    bump: SCRAMBLE,
+                    conns: Vec::new(),
+                },
+            ];
+            for (request, body) in (1..).zip(questions) {
+                let question = Message { request, body };
+                ensure!(peer.say(&question.encode())?, "no room for one question");
+                let answer = Message {
+                    request,
+                    body: Body::Answer(Vec::new()),
+                };
+                wait(&format!("an answer to {question:?}"), || {
+                    let worked = peer.work().is_ok();
+                    worked && peer.heard().contains(&answer.encode())
+                })?;
+            }
+            net.a.ctl(&["status"]).map(drop)
+        })
+    });
+}
