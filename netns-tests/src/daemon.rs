@@ -171,6 +171,18 @@ impl Node {
         self.dibsd.ctl(arguments)
     }
 
+    /// Line for peers that `dibsctl init` with these wishes shows.
+    ///
+    /// # Errors
+    /// If it fails, or warns of anything.
+    pub fn init(&self, wishes: &[&str]) -> Result<String> {
+        let file = "/run/dibs/dibsd.toml";
+        let answer = self.ctl(&[&["init", "--config", file], wishes].concat())?;
+        let warnings = &answer["warnings"];
+        ensure!(warnings.as_array().is_some_and(Vec::is_empty), "{warnings}");
+        Ok(answer["line"].as_str().unwrap_or_default().to_owned())
+    }
+
     /// What a command that must be refused says on standard error.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ mod udp;
 
 pub use clock::{LocalTime, boottime_ns, is_clock_synchronized, local_time};
 pub use memory::give_back_large_blocks;
-pub use packets::{MOST_NUMBERS, PacketEar, PacketSender};
+pub use packets::{PacketEar, PacketSender};
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
 pub use priority::{niceness, set_niceness};
 pub use tun::{FRAME_MAX, Tun, TunCounters};

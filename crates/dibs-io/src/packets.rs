@@ -19,8 +19,8 @@ const LONGEST: usize = 40 + 60;
 const MOST_SOURCES: usize = 16;
 /// Connections whose ports the kernel compares with those of a packet; with more the reader does.
 const MOST_PORTS: usize = 512;
-/// Numbers of each kind that the kernel compares with those of a packet.
-pub const MOST_NUMBERS: usize = 500;
+/// Numbers of each kind that the kernel compares with those of a packet, at most.
+const MOST_NUMBERS: usize = 500;
 /// Bytes of packets that wait to be heard: some thousands, as the kernel counts 700 bytes for each.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -89,7 +89,7 @@ impl PacketEar {
     }
 
     /// Hears from now on what comes from anywhere and has one of these sequence numbers, acknowledgement numbers or
-    /// time stamps (TSval), the latter where they stand in the usual layout. Up to [`MOST_NUMBERS`] of each kind.
+    /// time stamps (TSval), the latter where they stand in the usual layout. Up to 500 of each kind.
     pub fn by_numbers(
         is_v4: bool,
         numbers: &[(u32, u32)],

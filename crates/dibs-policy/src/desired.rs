@@ -129,7 +129,7 @@ pub enum Binding {
     /// It stands above explicit choices; what matches never leaves but by the bump's device, and never
     /// comes in but by it, from the first packet on.
     Required,
-    /// Whatever the bump: what is on one stays there, and what is not is plain.
+    /// Nothing is moved: a connection on a bump stays there, and any other is plain.
     Direct,
 }
 

@@ -58,7 +58,7 @@ pub(crate) enum Match {
     CtMark(Bits),
     /// It belongs to a TCP connection, or is an ICMP error about one.
     OfTcp,
-    /// It begins a TCP connection, or does not.
+    /// Beginning of a TCP connection, or anything else.
     Begins(bool),
     /// Nothing: names the class rule.
     Class(u32),

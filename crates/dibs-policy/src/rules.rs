@@ -14,8 +14,8 @@
 //! On its way through a gateway: what the networks behind it send the peers' is marked as on its way out
 //! (PASS), but before it is routed, and makes its connection follow in FORWARD.
 //!
-//! Where peers reach others in this host's name, what they send there is masqueraded (SOURCE). The answers
-//! come for this host, and only their connection's mark says, before that is undone, that they leave by a bump.
+//! Packets of peers that reach others in this host's name are masqueraded (SOURCE). The answers come for this host, and only
+//! their connection's mark says, before that is undone, that they leave by a bump.
 //!
 //! What only nftables can say is in `nftables_only.rs`: connections by their ends. What stands in for it where there is no
 //! nftables, or no mark to go by, is a rule of a connection's own ([`Binding::Pinned`]), for some of them.
@@ -342,7 +342,7 @@ impl<'a> List<'a> {
         rules
     }
 
-    /// What the networks behind this host send, and answers for peers.
+    /// Rules for what the networks behind this host send, and for answers to peers.
     fn entering_gateway(&self) -> Vec<Rule> {
         let behind = self.desired.behind(self.family).into_iter();
         let entered = behind.flat_map(|near| self.called(&[Match::From(near)], &goto("PASS")));

@@ -28,8 +28,8 @@ const WINDOW: i32 = 64 << 20;
 const PROGRESS: i32 = 1 << 30;
 /// The same, of a connection without time stamps.
 const PROGRESS_UNSTAMPED: i32 = 1 << 20;
-/// Milliseconds between the time stamp that the asking kernel has last seen and the one that the peer's kernel sends, of a connection whose
-/// peer sends. Linux counts milliseconds.
+/// Time between the time stamp that the asking kernel has last seen and the one that the peer's kernel sends, of a connection whose
+/// peer sends, in milliseconds as Linux counts them.
 const FRESH: i32 = 20_000;
 
 /// State of a connection by the words of the kernel that has it: an acknowledgement without data.
@@ -153,7 +153,7 @@ impl Search {
     /// The name here of the connection `index`, of those candidates that stand so by the words of the kernel here.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     pub fn name(
         &self,
         index: usize,

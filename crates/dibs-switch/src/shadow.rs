@@ -90,7 +90,7 @@ pub struct Shadow {
     repeated: u32,
     /// Numbers of the other end that the routers know.
     heard: Option<Numbers>,
-    /// They were heard from the other end since the connection left plain.
+    /// True if they were heard from the other end since the connection left plain.
     is_heard: bool,
     /// Something came that is not answered yet.
     is_answer_due: bool,

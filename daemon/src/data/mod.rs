@@ -334,12 +334,12 @@ impl Driver {
         self.send(Command::Solicit { bump, tuple })
     }
 
-    /// The peer calls the connection `ours` by the name `theirs`; both as this host sends.
+    /// Name `theirs` that the peer gives the connection `ours`; both as this host sends.
     pub fn match_names(&self, peer: usize, ours: FlowKey, theirs: FlowKey) -> Result<(), Gone> {
         self.send(Command::Match { peer, ours, theirs })
     }
 
-    /// That connection is over.
+    /// The connection `ours` of the peer is over, and its name with it.
     pub fn forget_match(&self, peer: usize, ours: FlowKey) -> Result<(), Gone> {
         self.send(Command::ForgetMatch { peer, ours })
     }

@@ -43,7 +43,7 @@ pub(crate) struct Host {
     reachable: RefCell<Vec<IpAddr>>,
     /// Live connections that peers call by other addresses.
     matched: RefCell<BTreeMap<FlowKey, Matched>>,
-    /// What those of them that are on a bump show in plain.
+    /// Shadows of those of them that are on a bump.
     pub(crate) shadows: RefCell<BTreeMap<FlowKey, Shadow>>,
     /// Networks that the peers' prefixes leave out.
     left_out: Vec<IpNet>,

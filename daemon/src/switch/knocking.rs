@@ -41,11 +41,11 @@ use crate::switch::{Daemon, Task};
 const TOLD_WITHIN: Duration = Duration::from_millis(1500);
 /// Time before the kernel is asked again.
 const SOLICIT_EVERY: Duration = Duration::from_millis(600);
-/// Between two looks at how far connections have moved on bumps.
+/// Time between two looks at how far connections have moved on bumps.
 const SHOWN_EACH: Duration = Duration::from_millis(50);
-/// Between two looks at which connections are shown in plain.
+/// Time between two looks at which connections are shown in plain.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Between two looks at what it said.
+/// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The knocks of some connections that go on together.

@@ -45,7 +45,7 @@ pub(crate) struct ByLine {
 pub(crate) struct Peer {
     pub(crate) name: String,
     pub(crate) public_key: PublicKey,
-    /// This host reaches the Internet by it.
+    /// True if this host reaches the Internet by it.
     pub(crate) exit: bool,
     /// Addresses that its line names.
     pub(crate) claims: Claims,

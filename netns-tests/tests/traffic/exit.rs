@@ -8,15 +8,15 @@ use anyhow::{Result, ensure};
 use dibs_netns::Host;
 use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
+use netns_tests::isolated;
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect};
-use netns_tests::{Node, isolated};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 
 const ALL: [&str; 5] = ["rule", "add", "--all", "--bump", "seal"];
 
-/// Whether a host connects to there within a time that is short for a network without losses.
+/// True if a host connects to there within a time that is short for a network without losses.
 fn reaches(from: &Host, to: SocketAddr) -> bool {
     from.in_ns(|| {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None);
@@ -111,13 +111,6 @@ fn a_server_lets_nobody_into_its_own_networks() {
 fn init_sets_a_household_up() {
     isolated(|| {
         Households::run(1, |net| {
-            let init = |node: &Node, wishes: &[&str]| -> Result<String> {
-                let file = "/run/dibs/dibsd.toml";
-                let answer = node.ctl(&[&["init", "--config", file], wishes].concat())?;
-                let warnings = &answer["warnings"];
-                ensure!(warnings.as_array().is_some_and(Vec::is_empty), "{warnings}");
-                Ok(answer["line"].as_str().unwrap_or_default().to_owned())
-            };
             let host = net.homes[0].node.host.clone();
             // With an address of the Internet it would not be behind NAT.
             host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
@@ -127,10 +120,10 @@ fn init_sets_a_household_up() {
                     std::fs::remove_file(node.directory().join(file))?;
                 }
             }
-            let server = init(&net.b, &["--exit", "--untrusted", "wan0"])?;
+            let server = net.b.init(&["--exit", "--untrusted", "wan0"])?;
             let wishes = ["--untrusted", "dsl,lte", "--peer", &server];
-            let household = init(&net.homes[0].node, &wishes)?;
-            init(&net.b, &["--peer", &household])?;
+            let household = net.homes[0].node.init(&wishes)?;
+            net.b.init(&["--peer", &household])?;
             net.b.start()?;
             net.homes[0].node.start()?;
             net.homes[0].node.wait_until_joined(2)?;

@@ -1,7 +1,6 @@
 //! Laptops behind routers that translate addresses, and a server whose address is translated, too.
 
 use anyhow::{Result, ensure};
-use netns_tests::Node;
 use netns_tests::daemon::wait;
 use netns_tests::homes::Homes;
 use netns_tests::isolated;
@@ -126,23 +125,16 @@ fn a_laptop_that_moves_to_another_network_keeps_its_connections_and_rules() {
 fn a_line_each_is_all_that_laptops_and_a_server_take() {
     isolated(|| {
         Homes::run(|net| {
-            let init = |node: &Node, wishes: &[&str]| -> Result<String> {
-                let file = "/run/dibs/dibsd.toml";
-                let answer = node.ctl(&[&["init", "--config", file], wishes].concat())?;
-                let warnings = &answer["warnings"];
-                ensure!(warnings.as_array().is_some_and(Vec::is_empty), "{warnings}");
-                Ok(answer["line"].as_str().unwrap_or_default().to_owned())
-            };
             for node in net.laptops.iter_mut().chain([&mut net.b]) {
                 node.stop(Signal::SIGTERM)?;
                 for file in ["dibsd.toml", "private.key"] {
                     std::fs::remove_file(node.directory().join(file))?;
                 }
             }
-            let of_server = init(&net.b, &["--public", "203.0.113.7"])?;
+            let of_server = net.b.init(&["--public", "203.0.113.7"])?;
             for laptop in &net.laptops {
-                let of_laptop = init(laptop, &["--peer", &of_server])?;
-                init(&net.b, &["--peer", &of_laptop])?;
+                let of_laptop = laptop.init(&["--peer", &of_server])?;
+                net.b.init(&["--peer", &of_laptop])?;
             }
             net.b.start()?;
             for laptop in &mut net.laptops {

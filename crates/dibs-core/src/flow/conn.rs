@@ -453,7 +453,7 @@ impl Conn {
         }
     }
 
-    /// Behind the bytes that the local kernel was given an acknowledgement of; none where it uses no time stamps.
+    /// Number behind the bytes that the local kernel was given an acknowledgement of; none where it uses no time stamps.
     pub fn given(&self) -> Option<SeqNumber> {
         self.inc.as_ref()?.ack_floor.ack()
     }

@@ -87,7 +87,7 @@ pub struct ConnSnapshot {
     pub opened: bool,
     /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
     pub stands: Option<(SeqNumber, SeqNumber)>,
-    /// Behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
+    /// Number behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
     pub given: Option<SeqNumber>,
     /// Counters.
     pub stats: ConnStats,

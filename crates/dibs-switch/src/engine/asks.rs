@@ -144,7 +144,7 @@ async fn match_and_ask<M: Machine>(
         match matched.get(&conn.pair) {
             Some(Ok((Outcome::Done, _))) => again.push(index),
             Some(Ok((why, _))) => answers[index] = Ok((*why, 0)),
-            // An older daemon does not know the question.
+            // The peer did not say, or the kernel here did not.
             Some(Err(_)) | None => {}
         }
     }
