@@ -200,7 +200,12 @@ impl Steering {
 
     /// True if the mark is another program's, of which the daemon has made nothing yet.
     pub fn is_by_others(&self, pair: &FlowKey) -> bool {
-        self.host.kernel().by_others.contains(pair)
+        self.host.kernel().by_others.contains_key(pair)
+    }
+
+    /// True if another program took a connection to plain, and the daemon was started since and cannot know.
+    pub fn is_lost(&self, pair: &FlowKey) -> bool {
+        self.host.kernel().by_others.get(pair) == Some(&true)
     }
 
     /// All entries of conntrack are lost; without a daemon that is `awake` those stay that are `kept`.
@@ -308,6 +313,7 @@ impl Steering {
             bump,
             explicit: true,
             ready: false,
+            force: false,
         };
         let body = Body::Switch {
             switch,

@@ -55,8 +55,12 @@ pub enum Refusal {
     Implausible(Implausible),
     /// A rule wants it on this bump.
     OwnRule(BumpId),
+    /// Nothing says that plain carries it: it stays on this bump.
+    Unproved(BumpId),
     /// A later choice stands, of this generation.
     Older(u64),
+    /// A choice waits for the peer, and may come to nothing.
+    Undecided,
 }
 
 impl Refusal {
@@ -68,8 +72,8 @@ impl Refusal {
             Self::NoBump => (Outcome::NoBump, 0),
             Self::NoDevice => (Outcome::NoDevice, 0),
             Self::Bound => (Outcome::Bound, 0),
-            Self::Implausible(_) => (Outcome::Failed, 0),
-            Self::OwnRule(bump) => (Outcome::OwnRule, bump.get().into()),
+            Self::Implausible(_) | Self::Undecided => (Outcome::Failed, 0),
+            Self::OwnRule(bump) | Self::Unproved(bump) => (Outcome::OwnRule, bump.get().into()),
             Self::Older(generation) => (Outcome::Older, generation),
         }
     }
@@ -133,7 +137,7 @@ impl Wanted {
             return Err(refusal);
         }
         conns.update(&pair, |conn| {
-            let judged = self.judge_one(conn, pair, version, here);
+            let judged = self.judge_one(conn, (pair, version), here, now);
             if matches!(judged, Err(Refusal::Older(_))) {
                 match here.required.filter(|_| !self.switch.explicit) {
                     None => conn.telling.tell_later(conn.choice.get(), now),
@@ -150,9 +154,9 @@ impl Wanted {
     fn judge_one(
         &self,
         conn: &mut Conn,
-        pair: FlowKey,
-        version: Version,
+        (pair, version): (FlowKey, Version),
         here: Here,
+        now: Time,
     ) -> Result<Following, Refusal> {
         let (switch, socket) = (self.switch, here.socket);
         if here.bound && switch.bump.is_some() {
@@ -168,10 +172,14 @@ impl Wanted {
             true => switch.bump.is_none() && !choice.is_some_and(has_it),
             false => choice.is_none(),
         });
+        let unproved = conn
+            .unproved(now)
+            .filter(|_| switch.bump.is_none() && !switch.force);
         // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
         let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
         let is_word = !switch.explicit && !switch.ready;
-        if is_word && conn.moving.as_ref().is_some_and(crosses) && here.ruled.is_none() {
+        let is_free = here.ruled.is_none() && unproved.is_none();
+        if is_word && conn.moving.as_ref().is_some_and(crosses) && is_free {
             if version.generation == 0 && self.hosts.own > self.hosts.peer {
                 return Err(Refusal::Older(0));
             }
@@ -210,16 +218,33 @@ impl Wanted {
         }
         let stands = match (switch.explicit, switch.ready) {
             (false, _) => choice,
-            (true, true) => choice.filter(|choice| choice.version > version),
-            (true, false) => conn.choice.accept(socket, switch.bump, version).err(),
+            (true, asks) if asks || unproved.is_some() => {
+                choice.filter(|choice| choice.version > version)
+            }
+            (true, _) => conn.choice.accept(socket, switch.bump, version).err(),
         };
         if let Some(stands) = stands {
+            if stands.pending && !switch.explicit {
+                return Err(Refusal::Undecided);
+            }
             return Err(Refusal::Older(stands.version.generation));
         }
         let was = match switch.explicit {
             true => choice.map(|choice| choice.bump),
             false => Some(handed.map(|handed| handed.bump)),
         };
+        if let Some(bump) = unproved {
+            // The peer does not want it there any more.
+            let by_peer = conn.handed().is_none_or(|to| to.by == Hand::Peer);
+            if is_word && by_peer {
+                let by = Hand::Kept;
+                conn.hand_over(Some(Handed { bump, by }));
+            }
+            return Err(Refusal::Unproved(bump));
+        }
+        if switch.bump.is_some() && conn.marked().is_none() {
+            conn.note_plain(now);
+        }
         let is_new = !switch.ready && was != Some(switch.bump);
         if is_new && !switch.explicit {
             let (bump, by) = (switch.bump, Hand::Peer);
@@ -336,6 +361,7 @@ mod tests {
             bump: BumpId::new(number),
             explicit: true,
             ready: false,
+            force: false,
         }
     }
 
@@ -569,8 +595,61 @@ mod tests {
             let followed = follow(&mut conns, following, fails);
             assert_eq!(followed, (steps, outcome), "{switch:?}");
             let stands = !switch.ready && fails.is_none();
-            assert_eq!(conns != ConnTable::default(), stands);
+            assert_eq!(conns.get(&pair()).is_marked(), stands);
         }
+    }
+
+    #[test]
+    fn nothing_leaves_its_bump_for_plain_unless_plain_was_seen_to_carry_it() {
+        for (switch, forced, kept) in [
+            (ruled(0), false, Some(Hand::Kept)),
+            (chosen(0), false, None),
+            (whether(chosen(0)), false, None),
+            (ruled(0), true, None),
+            (chosen(0), true, None),
+        ] {
+            let switch = Switch {
+                force: forced,
+                ..switch
+            };
+            let mut conns = ConnTable::default();
+            // The kernel has it on a bump, by no doing of ours.
+            conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(2)));
+            let unproved = conns.clone();
+            let judged = judge(&mut conns, switch, 1, Some(HERE)).map(drop);
+            let refused = Err(Refusal::Unproved(bump(2)));
+            assert_eq!(judged, if forced { Ok(()) } else { refused }, "{switch:?}");
+            if !forced {
+                let conn = conns.get(&pair());
+                assert_eq!(conn.choice.get(), None);
+                assert_eq!(conn.handed().map(|to| to.by), kept, "{switch:?}");
+            }
+            // A knock was heard, or it has just come from plain.
+            for (since, follows) in [(119, true), (121, false)] {
+                let mut conns = unproved.clone();
+                let at = Time::from_nanos(NOW.as_nanos() - since * 1_000_000_000);
+                conns.update(&pair(), |conn| conn.note_plain(at));
+                let judged = judge(&mut conns, switch, 1, Some(HERE));
+                assert_eq!(judged.is_ok(), follows || forced, "{switch:?}");
+            }
+        }
+        let mut conns = ConnTable::default();
+        assert!(judge(&mut conns, ruled(2), 0, Some(HERE)).is_ok());
+        conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(2)));
+        assert!(judge(&mut conns, ruled(0), 0, Some(HERE)).is_ok());
+    }
+
+    #[test]
+    fn a_choice_that_waits_has_the_peer_ask_again_for_a_rule() {
+        let mut conns = ConnTable::default();
+        let propose = |conn: &mut Conn| conn.choice.propose(SOCKET, None, HOSTS.own, 0).version;
+        let version = conns.update(&pair(), propose);
+        let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();
+        assert_eq!(refusal, Some(Refusal::Undecided));
+        assert_eq!(Refusal::Undecided.answer().0, Outcome::Failed);
+        conns.update(&pair(), |conn| conn.choice.settle(version));
+        let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();
+        assert_eq!(refusal, Some(Refusal::Older(version.generation)));
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct Negotiation {
     explicit: bool,
     /// A rule of this host has it go there.
     ruled: bool,
+    /// To plain whether that carries it or not.
+    force: bool,
     /// The version that it was asked with last.
     version: Version,
     /// What had been chosen before.
@@ -139,12 +141,18 @@ impl Negotiation {
             bump,
             explicit: false,
             ruled,
+            force: false,
             version: Version { generation, host },
             before: None,
             origin: None,
             left: false,
             phase: Phase::Locked,
         }
+    }
+
+    /// The same move, to plain whether that carries the connection or not if `force`.
+    pub fn forced(self, force: bool) -> Self {
+        Self { force, ..self }
     }
 
     /// Takes the choice back before anybody was asked.
@@ -197,6 +205,7 @@ impl Negotiation {
             bump: self.bump,
             explicit: self.explicit,
             ready,
+            force: self.force,
         }
     }
 

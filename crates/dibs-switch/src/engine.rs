@@ -436,8 +436,9 @@ fn or_warn<M: Machine, T>(m: &M, result: Result<T, M::Fault>) -> Option<T> {
     result.ok()
 }
 
-/// The bump that a connection stands on, by whatever reason.
+/// The bump that a connection stands on, by whatever reason. It may have come to one since it was found.
 pub fn stands_on<M: Machine>(m: &M, live: &M::Live) -> Option<BumpId> {
-    let marked = m.marked(live);
+    let known = || m.conns(|conns| conns.get(&live.pair()).marked());
+    let marked = m.marked(live).or_else(known);
     m.ruling(live, |ruling| ruling.stands_on(marked))
 }

@@ -68,6 +68,7 @@ const MATCH: u8 = 7;
 const STAMPED: u8 = 1;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
+const FORCE: u8 = 4;
 
 /// Connections in one SWITCH, at most.
 pub const MAX_ENTRIES: usize = 20;
@@ -112,6 +113,8 @@ pub struct Switch {
     pub explicit: bool,
     /// Only whether the receiver would do it; it gets ready.
     pub ready: bool,
+    /// To plain whether that carries them or not.
+    pub force: bool,
 }
 
 /// See [`Message`].
@@ -302,7 +305,9 @@ impl Message {
             Body::Switch { switch, conns } => {
                 out[1] = SWITCH;
                 let flag = |flag, set| if set { flag } else { 0 };
-                let flags = flag(EXPLICIT, switch.explicit) | flag(READY, switch.ready);
+                let flags = flag(EXPLICIT, switch.explicit)
+                    | flag(READY, switch.ready)
+                    | flag(FORCE, switch.force);
                 out.extend([switch.bump.map_or(0, BumpId::get), flags]);
                 let host = conns.first().map_or(0, |(_, version)| version.host);
                 out.extend(host.to_be_bytes());
@@ -384,7 +389,7 @@ impl Message {
                     number => Some(BumpId::new(number).ok_or(Malformed)?),
                 };
                 let flags = r.u8()?;
-                if flags & !(EXPLICIT | READY) != 0 {
+                if flags & !(EXPLICIT | READY | FORCE) != 0 {
                     return Err(Malformed);
                 }
                 let host = r.u64()?;
@@ -398,6 +403,7 @@ impl Message {
                         bump,
                         explicit: flags & EXPLICIT != 0,
                         ready: flags & READY != 0,
+                        force: flags & FORCE != 0,
                     },
                     conns: conns.collect::<Result<_, _>>()?,
                 }
@@ -594,22 +600,19 @@ mod tests {
                 bumps,
                 devices,
             }),
-            (
-                (0u8..15, any::<bool>(), any::<bool>(), any::<u64>()),
-                entries
-            )
-                .prop_map(|(switch, entries)| {
-                    let (number, explicit, ready, host) = switch;
-                    let version = |generation| Version { generation, host };
-                    Body::Switch {
-                        switch: Switch {
-                            bump: BumpId::new(number),
-                            explicit,
-                            ready,
-                        },
-                        conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
-                    }
-                }),
+            ((0u8..15, any::<[bool; 3]>(), any::<u64>()), entries).prop_map(|(switch, entries)| {
+                let (number, [explicit, ready, force], host) = switch;
+                let version = |generation| Version { generation, host };
+                Body::Switch {
+                    switch: Switch {
+                        bump: BumpId::new(number),
+                        explicit,
+                        ready,
+                        force,
+                    },
+                    conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
+                }
+            }),
             (bump.clone(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
             (
                 any::<u64>(),
@@ -686,6 +689,7 @@ mod tests {
                     bump: None,
                     explicit: true,
                     ready: false,
+                    force: false,
                 },
                 conns: vec![(named, version)],
             },

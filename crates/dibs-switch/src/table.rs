@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
@@ -47,6 +48,8 @@ pub struct Conn {
     pub(crate) arriving: bool,
     /// Move by no choice that is under way: the mark is ahead of our record, or behind it.
     pub moving: Option<Moving>,
+    /// Time at which plain carried it, as far as that is known.
+    plain: Option<Time>,
     /// Word of the peer, when it was last asked, that it has the connection elsewhere.
     apart: bool,
     /// End of a connection that passed this host was seen. Nobody knows it of others without an entry in conntrack.
@@ -61,6 +64,10 @@ pub struct Moving {
     /// A rule here has it go there. Otherwise the peer's word ends the move.
     pub ruled: bool,
 }
+
+/// Time for which a peer is believed that a connection is to go to plain after plain was seen to carry it: with many
+/// connections the first ones wait until all are looked at.
+const PROVED: Duration = Duration::from_secs(120);
 
 static NOTHING: LazyLock<Conn> = LazyLock::new(Conn::default);
 
@@ -113,6 +120,17 @@ impl Conn {
             (_, Some(_)) => None,
         };
         self.written = Some(Written { bump, chosen, left });
+    }
+
+    /// Notes that plain carries it now.
+    pub fn note_plain(&mut self, now: Time) {
+        self.plain = Some(now);
+    }
+
+    /// Bump that it is on and does not leave for plain, because nothing says that plain carries it.
+    pub fn unproved(&self, now: Time) -> Option<BumpId> {
+        let is_proved = |at: Time| now.since(at) < PROVED;
+        self.marked().filter(|_| !self.plain.is_some_and(is_proved))
     }
 
     /// Notes whether the peer has it elsewhere; returns whether it had so before, too. One that is just moving is not.
@@ -260,6 +278,7 @@ impl Conn {
     /// The entry of the connection, which passes this host, is gone. If it goes on, its next entry has another name;
     /// otherwise nothing of the next one with its ends is dropped for it.
     pub fn lose_entry(&mut self, goes_on: bool) {
+        self.plain = None;
         if goes_on {
             self.choice.rename(Socket::UNKNOWN);
         } else {
@@ -326,7 +345,7 @@ impl Conn {
 
     /// True if anything is known of it that does not outlive it, see [`ConnTable::sweep`].
     pub fn is_swept(&self) -> bool {
-        self.is_marked() || self.name.is_some()
+        self.is_marked() || self.name.is_some() || self.plain.is_some()
     }
 
     /// The choice for it, once it is in force and the kernel knows.
@@ -553,7 +572,7 @@ impl ConnTable {
             if socket.is_none() {
                 gone.extend(choice.map(|_| *pair));
                 (conn.choice, conn.handed, conn.written) = (Chosen::default(), None, None);
-                (conn.telling, conn.apart) = (Telling::default(), false);
+                (conn.telling, conn.apart, conn.plain) = (Telling::default(), false, None);
             } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
                 taken.push(*pair);
             }

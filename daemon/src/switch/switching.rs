@@ -143,6 +143,10 @@ fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer
         Said::Ambiguous => {
             "several connections at the peer look like it, so dibs cannot find out which it is"
         }
+        Said::OwnRule if bump.is_none() => {
+            "a rule of the peer wants it on a bump, or the peer has not seen that plain carries it: delete the rule, or repeat \
+             the command"
+        }
         Said::OwnRule => "a rule of the peer wants it on another bump: delete that rule first",
         Said::NoDevice => {
             "the peer's device of this bump does not exist, or is not ready: see the log of dibsd there"

@@ -1,7 +1,7 @@
 //! The kernel's marks of connections, and the rules that set them.
 
 use dibs_wire::FlowKey;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use dibs_settings::{BumpId, Level};
 
@@ -24,8 +24,9 @@ pub(super) struct Chains {
     pub(super) marks: BTreeMap<FlowKey, Mark>,
     /// Marks that connections begin with.
     pub(super) first: BTreeMap<FlowKey, Mark>,
-    /// Connections with marks of other programs, of which the daemon has made nothing yet.
-    pub(super) by_others: BTreeSet<FlowKey>,
+    /// Connections with marks of other programs, of which the daemon has made nothing yet; true if it was started since, so
+    /// that nobody can say where a connection in plain was before.
+    pub(super) by_others: BTreeMap<FlowKey, bool>,
     /// Events of which the daemon has not heard yet.
     pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
@@ -148,7 +149,7 @@ impl Chains {
             locked,
         };
         if self.change(&pair, |known| std::mem::replace(known, mark)) != mark {
-            self.by_others.insert(pair);
+            self.by_others.insert(pair, false);
             self.seen.note(Seen::MarkedByHand);
         }
     }

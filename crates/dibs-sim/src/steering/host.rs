@@ -382,6 +382,12 @@ impl Host {
     }
 
     pub(super) fn start(&self, request: u32) {
+        let mut chains = self.chains.borrow_mut();
+        chains
+            .by_others
+            .values_mut()
+            .for_each(|missed| *missed = true);
+        drop(chains);
         let mut daemon = Daemon {
             next_request: request,
             ..Daemon::default()
@@ -482,7 +488,10 @@ impl Host {
         chains.change(&pair, |known| {
             (known.bump, known.chosen) = (bump, new.chosen)
         });
-        chains.by_others.remove(&pair);
+        let stays = |missed: &bool| *missed && bump.is_none();
+        if !chains.by_others.get(&pair).is_some_and(stays) {
+            chains.by_others.remove(&pair);
+        }
         chains.set_lock(&pair, lock);
         daemon.look_at = Some(self.now.get());
         if bump.is_none() {

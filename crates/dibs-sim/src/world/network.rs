@@ -276,7 +276,8 @@ impl World {
                 Way::Plain if required.is_none() => {
                     let has_data = offload::tcp(&packet).is_some_and(|s| !s.payload.is_empty());
                     // What another program does is not ours, until we could put it right.
-                    let is_ours = !self.hosts[host].steering.is_by_others(&pair);
+                    let is_lost = self.hosts[1 - host].steering.is_lost(&pair.reversed());
+                    let is_ours = !(is_lost || self.hosts[host].steering.is_by_others(&pair));
                     if !self.send_plain(host, packet) && has_data && is_ours {
                         return Err(format!(
                             "{} sent data in plain that plain does not carry",

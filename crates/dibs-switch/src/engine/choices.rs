@@ -4,11 +4,10 @@ use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use dibs_settings::BumpId;
 use futures_util::future::join_all;
 
 use super::asks::{self, Move, ROUND};
-use super::{Goal, Live as _, Machine, News, Task, or_warn, stands_on, switches};
+use super::{Goal, Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::asking::{Conclusion, Negotiation};
 use crate::messages::{Answer, Unanswered};
 
@@ -68,7 +67,7 @@ pub async fn choose<M: Machine>(
     let refused = m.refused(lives, goal).await?;
     let able = |live: &&M::Live| !refused.contains_key(&live.pair());
     for live in lives.iter().filter(able) {
-        if let Some(asked) = propose(m, live, bump) {
+        if let Some(asked) = propose(m, live, goal) {
             by_peer.entry(live.peer()).or_default().push((*live, asked));
         }
     }
@@ -109,9 +108,13 @@ pub async fn choose<M: Machine>(
         .collect())
 }
 
-fn propose<M: Machine>(m: &M, live: &M::Live, bump: Option<BumpId>) -> Option<Negotiation> {
+fn propose<M: Machine>(m: &M, live: &M::Live, goal: Goal) -> Option<Negotiation> {
     let (origin, own) = (stands_on(m, live), m.hosts(live.peer()).own);
-    m.conns(|conns| Negotiation::choose(conns, live.meant(), bump, origin, own))
+    if origin.is_none() && goal.bump.is_some() {
+        update(m, &live.pair(), |conn| conn.note_plain(m.now()));
+    }
+    let asked = |conns: &mut _| Negotiation::choose(conns, live.meant(), goal.bump, origin, own);
+    m.conns(asked).map(|asked| asked.forced(goal.force))
 }
 
 /// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done its part. Once

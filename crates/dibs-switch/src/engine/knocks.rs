@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use futures_util::future::try_join_all;
 
 use super::rules::Kept;
-use super::{Live as _, Machine, News, ROUND, stands_on};
+use super::{Live as _, Machine, News, ROUND, stands_on, update};
 use crate::knock::{Numbers, Refusal};
 use crate::messages::{Named, Outcome, Unanswered};
 
@@ -35,6 +35,8 @@ pub async fn refusals<M: Machine>(m: &M, lives: &[M::Live]) -> Result<Kept, M::F
                 continue;
             }
             let some = m.knock(*peer, lives).await?;
+            let heard = lives.iter().map(|live| live.pair());
+            note_plain(m, heard.filter(|pair| !some.contains_key(pair)));
             let is_silent = |why: &Refusal| *why == Refusal::Peer(Err(Unanswered::Silent));
             answers_none = some.len() == lives.len() && some.values().all(is_silent);
             refused.extend(some);
@@ -43,6 +45,11 @@ pub async fn refusals<M: Machine>(m: &M, lives: &[M::Live]) -> Result<Kept, M::F
     });
     let asked = try_join_all(asked).await?;
     Ok(asked.into_iter().flatten().collect())
+}
+
+/// Notes that plain carries these connections.
+fn note_plain<M: Machine>(m: &M, pairs: impl Iterator<Item = FlowKey>) {
+    pairs.for_each(|pair| update(m, &pair, |conn| conn.note_plain(m.now())));
 }
 
 /// Answers a peer that knocks: whether the acknowledgements arrive that it sends in plain. This host sends its own.
@@ -76,6 +83,8 @@ pub async fn answer<M: Machine>(
             (*pair, (*theirs, is_bumped))
         });
         let replies = m.hear_knocks(meant.collect()).await?;
+        let heard = { replies.iter() }.filter(|(_, (outcome, _))| *outcome == Outcome::Done);
+        note_plain(m, heard.map(|(pair, _)| *pair));
         let reply = |pair: &FlowKey| replies.get(pair).copied().unwrap_or(failed);
         let answers = judged.into_iter().zip(&pairs);
         let answers = answers.map(|(judged, pair)| judged.unwrap_or_else(|| reply(pair)));

@@ -293,11 +293,17 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
         (live.pair(), Moving { bump, ruled })
     };
     let moving: Vec<(FlowKey, Moving)> = lives.iter().map(moving).collect();
-    for (pair, moving) in &moving {
-        update(m, pair, |conn| conn.moving = Some(*moving));
+    for (live, (pair, moving)) in lives.iter().zip(&moving) {
+        let is_plain = bump.is_some() && m.marked(live).is_none();
+        update(m, pair, |conn| {
+            if is_plain && conn.marked().is_none() {
+                conn.note_plain(m.now());
+            }
+            conn.moving = Some(*moving);
+        });
     }
     let kept = match bump.is_none() && !goal.force {
-        true => keep_uncarried(m, &lives).await,
+        true => keep_all_uncarried(m, &lives).await,
         false => Kept::new(),
     };
     // The peer may have ended it meanwhile.
@@ -313,7 +319,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     for (peer, lives) in by_peer {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
-            answers = follow_some(m, peer, lives, &going, answers).await;
+            answers = follow_some(m, peer, lives, (&going, goal.force), answers).await;
         }
     }
     for (pair, moving) in &moving {
@@ -323,6 +329,20 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     }
     m.wake(Task::Confirm);
     kept
+}
+
+/// As [`keep_uncarried`], until none of them has come to a bump while others were looked at.
+async fn keep_all_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
+    let (mut kept, mut rest) = (Kept::new(), lives.to_vec());
+    loop {
+        let is_bumped = |live: &M::Live| !m.is_outside(stands_on(m, live));
+        let (on, off) = rest.into_iter().partition::<Vec<_>, _>(is_bumped);
+        if on.is_empty() {
+            return kept;
+        }
+        kept.extend(keep_uncarried(m, &on).await);
+        rest = off;
+    }
 }
 
 /// Has those of these connections stay on their bumps that plain does not carry, as far as anybody can say.
@@ -344,6 +364,7 @@ async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
         bump: None,
         explicit: false,
         ready: true,
+        force: false,
     };
     for (peer, conns) in &stuck {
         for conns in conns.chunks(ROUND) {
@@ -372,12 +393,12 @@ async fn follow_some<M: Machine>(
     m: &M,
     peer: usize,
     lives: &[M::Live],
-    going: &BTreeMap<FlowKey, Moving>,
+    (going, force): (&BTreeMap<FlowKey, Moving>, bool),
     ask: bool,
 ) -> bool {
     let by_rule = |live: &M::Live| {
         let (moving, own) = (going[&live.pair()], m.hosts(peer).own);
-        let mut asked = Negotiation::by_rule(live.meant(), moving, own);
+        let mut asked = Negotiation::by_rule(live.meant(), moving, own).forced(force);
         if !ask {
             asked.handle_unasked();
         }

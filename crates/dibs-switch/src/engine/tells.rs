@@ -43,6 +43,7 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
             bump,
             explicit: true,
             ready: false,
+            force: false,
         };
         for conns in conns.chunks(ROUND) {
             let answers = match told {
