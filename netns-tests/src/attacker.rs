@@ -66,7 +66,7 @@ pub struct Segment<'a> {
     pub ack: u32,
     /// FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32.
     pub flags: u8,
-    /// What it carries.
+    /// Payload.
     pub payload: &'a [u8],
 }
 
@@ -154,7 +154,7 @@ fn ip(from: SocketAddr, to: SocketAddr) -> PacketBuilderStep<IpHeaders> {
     }
 }
 
-/// Where the sender of the last segment with this payload stands: the numbers of its next byte, and
+/// Numbers of the sender of the last segment with this payload: that of its next byte, and
 /// of the byte that it expects.
 pub fn numbers(recording: &Recording, payload: &[u8]) -> Option<(u32, u32)> {
     let mut packets = recording.packets.iter().rev();

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::programs;
 
-/// What any answer of the daemon may take, handshakes with a peer that was away included; only one that hangs
+/// Time that any answer of the daemon may take, handshakes with a peer that was away included; only one that hangs
 /// takes as long.
 pub const SOON: Duration = HANG;
 
@@ -81,12 +81,12 @@ impl Node {
         dibs_config::read_private_key(&file).context("private key")
     }
 
-    /// Where the daemon writes what is to outlive it.
+    /// State file of the daemon.
     pub fn state_file(&self) -> PathBuf {
         self.directory().join("dibsd.state")
     }
 
-    /// What the daemon wrote last.
+    /// Contents of the state file.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -163,7 +163,7 @@ impl Node {
         self.signal(Signal::SIGHUP)
     }
 
-    /// What a command of `dibsctl --json` prints.
+    /// Answer of a command of `dibsctl --json`.
     ///
     /// # Errors
     /// If it fails; with what it said.
@@ -183,7 +183,7 @@ impl Node {
         Ok(answer["line"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// What a command that must be refused says on standard error.
+    /// Words of a command that must be refused, on standard error.
     ///
     /// # Errors
     /// If it does anything but exit with 1.

@@ -19,7 +19,7 @@ pub struct Eavesdropper {
     from: SystemTime,
 }
 
-/// What was heard on both links.
+/// Packets that were heard on both links.
 #[derive(Debug)]
 pub struct Heard {
     /// On the trusted link.
@@ -143,7 +143,7 @@ fn has_port(packet: &Packet, port: u16) -> bool {
     })
 }
 
-/// Whether an Ethernet frame is TCP over IPv4 or IPv6, whole or a piece of it.
+/// True if an Ethernet frame is TCP over IPv4 or IPv6, whole or a piece of it.
 pub fn is_tcp(frame: &[u8]) -> bool {
     let sliced = LaxSlicedPacket::from_ethernet(frame).ok();
     let ip = sliced.and_then(|sliced| sliced.net);

@@ -196,7 +196,7 @@ impl HostilePeer {
     }
 }
 
-/// What everybody knows of a host who has its public key.
+/// Public key of a host, which everybody knows.
 ///
 /// # Errors
 /// If it cannot be read.

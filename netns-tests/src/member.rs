@@ -42,7 +42,7 @@ impl Node {
 }
 
 impl Member<'_> {
-    /// What a command of `dibsctl --json` prints.
+    /// Answer of a command of `dibsctl --json`.
     ///
     /// # Errors
     /// If it fails; with what it said.
@@ -54,7 +54,7 @@ impl Member<'_> {
         serde_json::from_slice(&output.stdout).with_context(|| format!("dibsctl {line}"))
     }
 
-    /// What a command that must be refused says on standard error.
+    /// Words of a command that must be refused, on standard error.
     ///
     /// # Errors
     /// If it does anything but exit with 1.

@@ -36,7 +36,7 @@ impl Plaintext {
         }
     }
 
-    /// Where in the stream a part of it begins that occurs in `bytes`; any part of 23 bytes holds two
+    /// Place in the stream of a part that occurs in `bytes`; any part of 23 bytes holds two
     /// whole words. One alone tells nothing: of 2^36 words of ciphertext one is in the stream by chance,
     /// and all tests together hear more than a twentieth of that.
     pub fn find(&self, bytes: &[u8]) -> Option<u64> {

@@ -58,7 +58,7 @@ pub fn build() {
     });
 }
 
-/// Where cargo put the program.
+/// Path of the program that cargo built.
 pub fn built(name: &str) -> PathBuf {
     directory().join(name)
 }

@@ -41,7 +41,7 @@ pub struct Net {
     pub eth: Link,
     /// The untrusted link.
     pub wlan: Link,
-    /// Who stands in the midst of a link, and hears all that passes there.
+    /// Attacker in the midst of a link, who hears all that passes there.
     pub attacker: Option<Host>,
     /// Hosts of the networks behind `a` and `b`, if there are such.
     pub behind: Vec<Host>,

@@ -29,7 +29,7 @@ pub const SETTLED: u64 = 2 << 20;
 /// A connection on which both ends send without end, and check what they receive.
 #[derive(Debug)]
 pub struct Talk {
-    /// What the client and the server send.
+    /// Bytes that the client and the server send.
     pub plaintexts: [Plaintext; 2],
     /// The client's end.
     pub client: SocketAddr,

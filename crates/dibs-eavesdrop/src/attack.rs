@@ -30,7 +30,7 @@ const GOING_ON: usize = 256;
 /// Bytes of context by which kinds are told apart.
 const SHORT: usize = 2;
 
-/// What a text is.
+/// Kind of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -58,7 +58,7 @@ pub enum How {
     Known,
 }
 
-/// What was read of a run.
+/// Text that was read of a run.
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// How.
@@ -67,7 +67,7 @@ pub struct Reading {
     pub plaintext: Vec<u8>,
     /// Bits that a byte of it takes to write down.
     pub bits: f64,
-    /// What it looks like.
+    /// Kind that it looks like.
     pub kind: Kind,
     /// Which bytes may be others: of each 65, counted from the first one on.
     pub(crate) doubted: [bool; CHAINS],
@@ -115,7 +115,7 @@ impl Attacker {
         Some(chains.plaintext(&search.best(width(&search.text))?))
     }
 
-    /// Whether `run` goes on where another one ended: with these 65 bytes of plaintext, and this scrambled one.
+    /// True if `run` goes on where another one ended: with these 65 bytes of plaintext, and this scrambled one.
     pub fn goes_on(&self, latest: &[u8; CHAINS], scrambled: u8, run: &[u8]) -> bool {
         let judged = &run[..run.len().min(GOING_ON)];
         let mut plaintext = latest.to_vec();

@@ -5,7 +5,7 @@ pub const CHAINS: usize = 65;
 /// Plaintext bytes in front of a run that it tells of, too.
 pub const BEFORE: usize = CHAINS - 1;
 
-/// What consecutive scrambled bytes say for certain.
+/// Facts that consecutive scrambled bytes say for certain.
 #[derive(Clone, Debug)]
 pub struct Chains {
     /// Each plaintext byte, from `b[-64]` on, XORed with the first one of its chain.
@@ -18,7 +18,7 @@ pub struct Chains {
 pub(crate) type Keys = [u8; CHAINS];
 
 impl Chains {
-    /// Those of a run.
+    /// Chains of a run.
     ///
     /// # Panics
     /// If the run has no byte.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
 
-/// What stands in front of the IP packets of a capture.
+/// Header in front of the IP packets of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// Ethernet.
@@ -30,14 +30,14 @@ impl Link {
     }
 }
 
-/// What a packet carries.
+/// Packet of TCP or UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Who sends.
+    /// Sender.
     pub from: SocketAddr,
     /// To whom.
     pub to: SocketAddr,
-    /// What.
+    /// Payload.
     pub payload: Payload<'a>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Payload<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Of a frame, which may be cut at its end; none if it carries neither TCP nor UDP, or is broken.
+    /// Packet of a frame, which may be cut at its end; none if it carries neither TCP nor UDP, or is broken.
     pub fn of(link: Link, frame: &'a [u8]) -> Option<Self> {
         let sliced = match link {
             Link::Ethernet => LaxSlicedPacket::from_ethernet(frame).ok()?,

@@ -22,7 +22,7 @@ pub fn unroll(run: &[u8], known: &[u8], at: usize) -> Vec<Option<u8>> {
         .collect()
 }
 
-/// Where in `known` the plaintext of a run lies that he knows to have passed, a file perhaps: the place of the run's
+/// Place in `known` of the plaintext of a run that he knows to have passed, a file perhaps: of the run's
 /// first byte, if 73 bytes or more of it, the 64 before included, are the known ones. No statistics are involved.
 pub fn place(run: &[u8], known: &[u8]) -> Option<usize> {
     let chains = Chains::of(run.get(..CHAINS + AGREEING)?);

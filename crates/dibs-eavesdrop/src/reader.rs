@@ -36,13 +36,13 @@ pub struct Piece {
     pub datagrams: u64,
     /// How the first one was read; the others follow from it.
     pub how: How,
-    /// What it looks like.
+    /// Kind that it looks like.
     pub kind: Kind,
     /// Bits that a byte of the first one takes to write down.
     pub bits: f64,
     /// The text, with a point for what cannot be printed.
     pub text: String,
-    /// Where it may be other than it is said.
+    /// Ranges where the text may be another one than is said.
     pub uncertain: Vec<Range<usize>>,
     /// The same bytes as they are.
     #[serde(skip)]

@@ -14,7 +14,7 @@ const SHOWN: usize = 96;
 /// Lengths that are listed.
 const LENGTHS: usize = 5;
 
-/// What is known of when packets passed, in seconds.
+/// Times at which packets passed, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Times {
     /// From the first to the last one.
@@ -33,12 +33,12 @@ pub(crate) struct Counts {
     pub(crate) further: u64,
 }
 
-/// What someone sees on a path, and recovers.
+/// Report of what someone sees on a path, and recovers.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
     /// Frames that were heard.
     pub packets: u64,
-    /// Those that carry neither TCP nor datagrams of dibs.
+    /// Packets that carry neither TCP nor datagrams of dibs.
     pub others: u64,
     /// Handshakes of dibs. They go by paths that are called trusted: if this one is not safe, its label is false.
     pub handshakes: u64,
@@ -48,7 +48,7 @@ pub struct Report {
     pub further: u64,
     /// TCP that passed without a bump.
     pub plain: Plain,
-    /// What passed by dibs.
+    /// Directions of what passed by dibs.
     pub directions: Vec<Direction>,
 }
 
@@ -57,7 +57,7 @@ pub struct Report {
 pub struct Plain {
     /// Bytes of payload.
     pub bytes: u64,
-    /// What those look like that were kept: the first 4 MiB.
+    /// Statistics of the bytes that were kept: the first 4 MiB.
     pub statistics: Statistics,
     /// How the first of them begin.
     #[serde(skip)]
@@ -67,7 +67,7 @@ pub struct Plain {
 /// The datagrams of one session by one path, one way.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Direction {
-    /// Who sends.
+    /// Sender.
     pub from: SocketAddr,
     /// To whom.
     pub to: SocketAddr,
@@ -85,7 +85,7 @@ pub struct Direction {
     pub times: Times,
     /// The most frequent lengths of UDP payload, and how many datagrams have them.
     pub lengths: Vec<(usize, u64)>,
-    /// What stands behind the clear headers, without the tags.
+    /// Statistics of what stands behind the clear headers, without the tags.
     pub statistics: Statistics,
     /// How the first long one of them begins.
     #[serde(skip)]
@@ -96,7 +96,7 @@ pub struct Direction {
     pub untried: u64,
     /// Bytes of text that were recovered.
     pub recovered: u64,
-    /// Those of them that are certain.
+    /// Number of those that are certain.
     pub certain: u64,
     /// The text, piece by piece.
     pub pieces: Vec<Piece>,

@@ -21,7 +21,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Of all these bytes together; pieces lie within one of them.
+    /// Statistics of all these bytes together; pieces lie within one of them.
     pub fn of<'a>(all: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut counts = [0u64; 256];
         let mut seen: HashMap<[u8; PIECE], ()> = HashMap::new();

@@ -17,12 +17,12 @@ const DIRECTIONS: usize = 64;
 /// Bytes of plain TCP that are kept.
 const PLAIN: usize = 4 << 20;
 
-/// What of a path is listened to.
+/// Part of a path's traffic that is listened to.
 #[derive(Clone, Copy, Debug)]
 pub struct Only {
-    /// Of TCP, the connection between these two ends.
+    /// Ends of the TCP connection.
     pub ends: [SocketAddr; 2],
-    /// Of dibs, what this host sends or gets: its datagrams do not tell which connection they are of.
+    /// Host whose datagrams of dibs are heard, sent or received: they do not tell which connection they are of.
     pub host: IpAddr,
 }
 

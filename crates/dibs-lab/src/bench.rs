@@ -29,7 +29,7 @@ use crate::load::Throughput;
 
 const GIGABIT: u64 = 1_000_000_000;
 
-/// What is measured.
+/// Experiment that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Experiment {
     /// One stream over pairs of links that differ in rate, round trip, jitter and loss.
@@ -51,11 +51,11 @@ pub struct Options {
     pub rounds: usize,
     /// The length of a turn.
     pub duration: Duration,
-    /// What, in this order.
+    /// Experiments, in this order.
     pub experiments: Vec<Experiment>,
     /// TCP's congestion controls, in turn; requests are measured with the first.
     pub congestion: Vec<String>,
-    /// Of the pairs of links, those whose names contain this; all if there is nothing.
+    /// Part of the names of those pairs of links that are taken; all if there is nothing.
     pub links: Option<String>,
     /// The scheduler of `seal`; the usual one if there is nothing.
     pub scheduler: Option<String>,

@@ -65,7 +65,7 @@ struct Shared {
     recording: Mutex<Recording>,
 }
 
-/// What passed an interface.
+/// Recording of what passed an interface.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// The packets, in the order seen.
@@ -79,7 +79,7 @@ pub struct Recording {
 pub struct Packet {
     /// When it passed.
     pub at: SystemTime,
-    /// Whether the host sent it, rather than received it.
+    /// True if the host sent it, rather than received it.
     pub outgoing: bool,
     /// The frame, from the Ethernet header on; all of it, unless only heads are recorded. Checksums
     /// of outgoing ones may be unfinished.
@@ -128,7 +128,7 @@ impl Capture {
         self.shared.recording().packets.len()
     }
 
-    /// Whether the bytes have been seen so far, within one packet.
+    /// True if the bytes have been seen so far, within one packet.
     pub fn has_seen(&self, needle: &[u8]) -> bool {
         self.shared.recording().contains(needle)
     }
@@ -216,7 +216,7 @@ impl Recording {
         self.packets.push(packet);
     }
 
-    /// Whether the bytes occur within one packet.
+    /// True if the bytes occur within one packet.
     pub fn contains(&self, needle: &[u8]) -> bool {
         assert!(!needle.is_empty(), "nothing to look for");
         self.packets.iter().any(|packet| {

@@ -49,7 +49,7 @@ pub struct PathSpec {
     pub ends: [IpAddr; 2],
 }
 
-/// What one host's configuration has beside its key, paths and peer.
+/// Settings of one host beside its key, paths and peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings<'a> {
     /// Further lines of `[daemon]`.
@@ -59,7 +59,7 @@ pub struct Settings<'a> {
 }
 
 impl Programs {
-    /// Those beside the running program, or else those that are installed.
+    /// Programs beside the running one, or else those that are installed.
     ///
     /// # Errors
     /// If one is missing.
@@ -68,7 +68,7 @@ impl Programs {
         Self::beside(own.parent().unwrap_or(Path::new("/")))
     }
 
-    /// Those of a directory, or else those that are installed.
+    /// Programs of a directory, or else those that are installed.
     ///
     /// # Errors
     /// If one is missing.
@@ -156,7 +156,7 @@ pub struct Peer<'a> {
     pub public_key: &'a str,
     /// Its addresses and networks, in quotation marks.
     pub addresses: &'a [String],
-    /// Where its daemon is called, by path.
+    /// Addresses by which its daemon is called, by path.
     pub endpoints: &'a [(&'a str, SocketAddr)],
 }
 
@@ -269,7 +269,7 @@ impl Dibsd {
         Ok(ended.map_or_else(String::new, |ended| ended.stderr()))
     }
 
-    /// Whether the daemon runs.
+    /// True if the daemon runs.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(Process::is_running)
     }
@@ -287,7 +287,7 @@ impl Dibsd {
         self.process.as_ref().map(Process::id)
     }
 
-    /// What the host's daemons logged so far.
+    /// Lines that the host's daemons logged so far.
     pub fn log(&self) -> String {
         let current = self.process.as_ref().map(Process::stderr);
         format!("{}{}", self.logs, current.unwrap_or_default())
@@ -307,7 +307,7 @@ impl Dibsd {
         command
     }
 
-    /// What such a command says.
+    /// Answer of such a command.
     ///
     /// # Errors
     /// If it refuses or fails; with its sentence.

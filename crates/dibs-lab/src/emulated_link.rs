@@ -47,7 +47,7 @@ impl End {
     pub const BOTH: [End; 2] = [End::A, End::B];
 }
 
-/// What became of the packets that entered one direction of an emulated link.
+/// Fates of the packets that entered one direction of an emulated link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WireStats {
     /// Entered the link.

@@ -8,7 +8,7 @@ use dibs_netns::{HANG, Host, veth, wait_until};
 
 use crate::emulated_link::{self, End, Wire, WireStats};
 
-/// What a link is to be.
+/// Properties that a link is to have.
 #[derive(Clone, Debug)]
 pub struct LinkSpec {
     ends: [(Host, String, String); 2],
@@ -214,7 +214,7 @@ impl Link {
         Ok(())
     }
 
-    /// What became of the packets from one end so far.
+    /// Fates of the packets from one end so far.
     ///
     /// # Errors
     /// If the link is not emulated.

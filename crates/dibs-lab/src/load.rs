@@ -18,7 +18,7 @@ pub use nginx::nginx;
 pub use sockets::{Transport, accept, set_congestion};
 pub use throughput::{Throughput, ThroughputReport, Transfer};
 
-/// What all these threads return; waits for every one of them.
+/// Results of all these threads; waits for every one of them.
 ///
 /// # Errors
 /// The first one's that failed or panicked.
@@ -30,7 +30,7 @@ pub fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
         .collect()
 }
 
-/// Of times in order: what this share of them does not exceed, in µs; not a number of none.
+/// Time that this share of the times, which are in order, does not exceed, in µs; not a number of none.
 pub fn percentile(times: &[Duration], share: f64) -> f64 {
     let place = (times.len().saturating_sub(1) as f64 * share).round() as usize;
     times.get(place).copied().map_or(f64::NAN, micros)

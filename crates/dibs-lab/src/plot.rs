@@ -18,23 +18,23 @@ pub const RED: &str = "#d62728";
 /// Another one.
 pub const ORANGE: &str = "#ff7f0e";
 
-/// What is drawn.
+/// Plot of curves along a common axis.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// What the common axis counts, from 0 on.
+    /// Unit of the common axis, which begins at 0.
     pub along: &'static str,
     /// Its end.
     pub end: f64,
     /// One below the other.
     pub panels: Vec<Panel>,
-    /// Where something happened, and what came then.
+    /// Places where something happened, and what came then.
     pub marks: Vec<Mark>,
 }
 
 /// A vertical axis, and what is drawn over it.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// What it counts, from 0 on.
+    /// Unit that it counts, from 0 on.
     pub title: String,
     /// At least one.
     pub curves: Vec<Curve>,
@@ -54,9 +54,9 @@ pub struct Curve {
 /// A place on the axis.
 #[derive(Clone, Debug)]
 pub struct Mark {
-    /// Where.
+    /// Place on the common axis.
     pub at: f64,
-    /// What is so from there on; nothing where only the place is to be read.
+    /// Words for what is so from there on; nothing where only the place is to be read.
     pub label: String,
     /// For so long.
     pub length: f64,

@@ -84,7 +84,7 @@ pub fn addresses(link: usize) -> [IpAddr; 2] {
     [1, 2].map(|end| Ipv4Addr::new(10, 0, link as u8 + 1, end).into())
 }
 
-/// What the first host of a site sends by each link, interval by interval.
+/// Sampler of what the first host of a site sends by each link, interval by interval.
 #[derive(Debug)]
 pub struct Sampler<'a> {
     site: &'a Site,

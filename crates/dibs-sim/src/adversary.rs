@@ -11,7 +11,7 @@ use crate::coverage::Seen;
 /// Datagrams that he remembers, of any age.
 const ARCHIVE: usize = 512;
 
-/// What he may do with a datagram.
+/// Acts that he may do to a datagram.
 pub const ACTS: [Seen; 9] = [
     Seen::AdversaryDrop,
     Seen::AdversaryDelay,
@@ -71,7 +71,7 @@ pub struct Put {
     pub host: usize,
     /// The path whose socket it goes to.
     pub path: usize,
-    /// Where it claims to come from, if not from the other end.
+    /// Address that it claims to come from, if not from the other end.
     pub from: Option<SocketAddr>,
     /// How long he waits.
     pub after: Duration,
@@ -81,7 +81,7 @@ pub struct Put {
     pub forged: bool,
 }
 
-/// What he knows.
+/// Adversary on the way, and all that he knows.
 #[derive(Debug)]
 pub struct Adversary {
     rng: Rng,
@@ -90,7 +90,7 @@ pub struct Adversary {
 }
 
 impl Adversary {
-    /// Who has seen nothing yet.
+    /// Adversary who has seen nothing yet.
     pub const fn new(rng: Rng) -> Self {
         Self {
             rng,
@@ -111,8 +111,8 @@ impl Adversary {
         }
     }
 
-    /// What becomes of a datagram from host `from` on `path`, one of `paths`, that the link would
-    /// deliver; what he did. Without `forging` he makes nothing up.
+    /// Datagrams that become of one from host `from` on `path`, one of `paths`, that the link would
+    /// deliver, and what he did. Without `forging` he makes nothing up.
     pub fn meddle(
         &mut self,
         tamper: &Tamper,

@@ -38,13 +38,13 @@ struct End {
 /// Both ends of a connection.
 #[derive(Debug)]
 pub struct Conn {
-    /// What was planned.
+    /// Plan.
     pub plan: Plan,
     /// Ports of client and server.
     pub ports: (u16, u16),
     /// The same at each host, with addresses.
     pub pairs: [FlowKey; 2],
-    /// It is kept open although all has been said.
+    /// True if it is kept open although all has been said.
     pub lingers: bool,
     /// Both ends closed at once; one went on after the other had closed.
     pub closes: [bool; 2],
@@ -239,7 +239,7 @@ impl Conn {
         self.ends[end].host
     }
 
-    /// Whether both ends have all that they were to get.
+    /// True if both ends have all that they were to get.
     pub fn is_done(&self) -> bool {
         self.aborted || self.ends.iter().all(End::is_done)
     }
@@ -255,7 +255,7 @@ impl Conn {
         }
     }
 
-    /// Whether its sockets are in a state that needs no more packets.
+    /// True if its sockets are in a state that needs no more packets.
     pub fn is_over(&self, kernels: [&Kernel; 2]) -> bool {
         self.removed
             || self.ends.iter().all(|e| {
@@ -264,7 +264,7 @@ impl Conn {
             })
     }
 
-    /// Whether a socket at `host` is not closed.
+    /// True if a socket at `host` is not closed.
     pub fn lives(&self, host: usize, kernel: &Kernel) -> bool {
         let end = &self.ends[usize::from(self.ends[0].host != host)];
         let socket = |e: &End| kernel.sockets.get::<tcp::Socket<'_>>(e.socket).state();

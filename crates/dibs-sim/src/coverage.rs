@@ -337,7 +337,7 @@ impl Histogram {
         }
     }
 
-    /// What never happened.
+    /// Names of what never happened.
     pub fn missing(&self) -> Vec<&'static str> {
         let missing = |what: &&Seen| self.times.get(**what) == 0;
         Seen::ALL.iter().filter(missing).map(|w| w.name()).collect()

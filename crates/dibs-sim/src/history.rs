@@ -27,7 +27,7 @@ pub struct Setup {
     pub direct: Conditions,
     /// AEAD that each asks for.
     pub suite: [Suite; 2],
-    /// Whether bare datagrams are agreed to.
+    /// Agreement to bare datagrams.
     pub integrity: Integrity,
     /// How much a key and a session may seal.
     pub keys: KeyLimits,
@@ -35,11 +35,11 @@ pub struct Setup {
     pub preshared: bool,
     /// By which paths keys may be agreed.
     pub handshake: Handshake,
-    /// Who knows where the other is.
+    /// Knowledge of each host where the other is.
     pub calls: [bool; 2],
     /// Least share by trusted paths.
     pub trusted_share: f64,
-    /// What happens with no trusted path.
+    /// True if data waits while there is no trusted path.
     pub hold_without_trusted: bool,
     /// MTU of the kernels' links.
     pub mtu: [usize; 2],
@@ -51,7 +51,7 @@ pub struct Setup {
     pub follow: bool,
     /// How many of how many shares give the whole.
     pub share: (u8, u8),
-    /// Which lengths show of what is encrypted whole.
+    /// Lengths that show of what is encrypted whole.
     pub padding: Padding,
     /// How each host's user would have the paths used.
     pub preferences: [Preferences; 2],
@@ -161,9 +161,9 @@ pub struct Plan {
     pub port_of: Option<usize>,
     /// Bytes from the client and from the server.
     pub bytes: [u64; 2],
-    /// Who speaks when.
+    /// Order in which the ends speak.
     pub order: Order,
-    /// What it looks like.
+    /// Kind of the bytes.
     pub kind: Kind,
     /// Buffers of the sockets.
     pub buffer: usize,
@@ -183,7 +183,7 @@ pub struct Plan {
     pub keepalive: Option<Duration>,
     /// Now and then something is urgent.
     pub urgent: bool,
-    /// It is kept open until the daemons have agreed on it.
+    /// True if it is kept open until the daemons have agreed on it.
     pub lingers: bool,
     /// The bump that a rule of each host requires, if one does; otherwise 0.
     pub require: [Option<BumpId>; 2],
@@ -247,13 +247,13 @@ pub enum Op {
 pub struct History {
     /// How it begins.
     pub setup: Setup,
-    /// What happens, in order.
+    /// Events, in order.
     pub ops: Vec<(Time, Op)>,
     /// From then on nothing disturbs any more, and everything has to come to an end.
     pub quiet: Time,
 }
 
-/// What a link becomes when nothing disturbs it any more.
+/// Conditions of a link when nothing disturbs it any more.
 pub fn calm(conditions: &Conditions) -> Conditions {
     Conditions {
         rate: conditions.rate.map(|r| r.max(2_000_000)),
@@ -281,7 +281,7 @@ impl fmt::Display for History {
     }
 }
 
-/// What a bump is called.
+/// Name of a bump.
 pub fn on(bump: impl Into<Option<BumpId>>) -> &'static str {
     let number = bump.into().map_or(0, BumpId::get);
     ["plain", "scramble", "share", "seal"][usize::from(number)]

@@ -110,7 +110,7 @@ pub struct Kernel {
     scales: BTreeMap<FlowKey, u8>,
     /// Local ports whose connections send urgent data.
     pub urgent: BTreeSet<u16>,
-    /// What happened.
+    /// Coverage of what happened.
     pub seen: Coverage,
 }
 
@@ -252,7 +252,7 @@ impl Kernel {
         self.scales.get(&tuple.reversed()).copied().unwrap_or(0)
     }
 
-    /// Whether it has a connection that may still send or get something.
+    /// True if it has a connection that may still send or get something.
     pub fn speaks(&self, tuple: &FlowKey) -> bool {
         self.sockets.iter().any(|(_, socket)| {
             let smoltcp::socket::Socket::Tcp(socket) = socket else {
@@ -268,7 +268,7 @@ impl Kernel {
         })
     }
 
-    /// Whether a pointer of this kernel said so.
+    /// True if a pointer of this kernel said so.
     pub fn said_urgent(&self, tuple: &FlowKey, at: SeqNumber) -> bool {
         let track = self.tracks.get(tuple);
         track.is_some_and(|t| t.urgents.contains(&at.raw()))

@@ -25,7 +25,7 @@ pub struct Observer {
     /// The user lets untrusted paths carry everything while no trusted one is there.
     lax: bool,
     inside: Inside,
-    /// What was seen, as one number.
+    /// Digest of what was seen, as one number.
     pub digest: u64,
     /// Datagrams seen.
     pub datagrams: u64,
@@ -39,7 +39,7 @@ pub struct Observer {
 type Nonce = (usize, u8, u8, u32, u64);
 
 impl Observer {
-    /// Who has seen nothing yet.
+    /// Observer who has seen nothing yet.
     pub fn new(setup: &Setup) -> Self {
         Self {
             lax: !setup.hold_without_trusted,
@@ -62,7 +62,7 @@ impl Observer {
         self.inside.tap(host, instance, tap);
     }
 
-    /// What happened.
+    /// Coverage of what happened.
     pub fn coverage(&self) -> &Coverage {
         &self.inside.seen
     }

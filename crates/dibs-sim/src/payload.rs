@@ -11,7 +11,7 @@ const fn second(first: u64) -> u64 {
     mix(first ^ 0x6b1d_c29e_53f4_08a7)
 }
 
-/// What a stream looks like.
+/// Look of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Recognisable blocks.
@@ -63,7 +63,7 @@ impl Stream {
     }
 }
 
-/// Whether marked bytes stand anywhere in `bytes`.
+/// True if marked bytes stand anywhere in `bytes`.
 pub fn shows(bytes: &[u8]) -> bool {
     bytes.windows(16).any(|w| second(word(w, 0)) == word(w, 8))
 }

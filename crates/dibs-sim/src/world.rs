@@ -44,7 +44,7 @@ const AGREEING: Duration = Duration::from_secs(60);
 /// The UDP port of the daemons.
 const PORT: u16 = 5300;
 
-/// What came of a run that kept all promises.
+/// Report of a run that kept all promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// All datagrams of the run, their order and their content, as one number.
@@ -59,7 +59,7 @@ pub struct Report {
     pub datagrams: u64,
     /// Bytes of datagrams on trusted and on untrusted paths.
     pub bytes: [u64; 2],
-    /// What happened.
+    /// Coverage of what happened.
     pub coverage: Coverage,
 }
 
@@ -68,9 +68,9 @@ pub struct Report {
 pub struct Failure {
     /// When.
     pub at: Time,
-    /// Which.
+    /// Promise that was broken.
     pub what: String,
-    /// What the daemons and connections look like.
+    /// State of the daemons and connections.
     pub state: String,
 }
 

@@ -29,11 +29,11 @@ pub struct Carried {
     pub name: String,
     /// In marks and on the wire.
     pub id: BumpId,
-    /// Of another program's device, its name.
+    /// Name of another program's device, if it is one.
     pub device: Option<String>,
-    /// Of one that splits: the shares that it needs, and all.
+    /// Shares of one that splits: those that it needs, and all.
     pub shares: Option<(u8, u8)>,
-    /// What whoever uses it should hear.
+    /// Warning for whoever uses it.
     pub warning: Option<&'static str>,
 }
 

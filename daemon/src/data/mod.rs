@@ -114,7 +114,7 @@ pub(super) enum Command {
     Stop,
 }
 
-/// What the data path knows, at one moment.
+/// State of the data path at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The moment, by the clock of the data path.
@@ -132,7 +132,7 @@ pub struct Snapshot {
     pub counters: Vec<(&'static str, u64)>,
 }
 
-/// What is known of a path's socket.
+/// State of a path's socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketSnapshot {
     /// Its interface exists.
@@ -233,7 +233,7 @@ impl Driver {
         })
     }
 
-    /// What a local path may be used for changed.
+    /// Use that a local path may be put to from now on.
     pub fn set_usage(&self, path: usize, usage: Usage) -> Result<(), Gone> {
         self.send(Command::SetUsage { path, usage })
     }
@@ -267,7 +267,7 @@ impl Driver {
         self.send(Command::SetAddresses(addresses))
     }
 
-    /// Those of them that the paths' interfaces have.
+    /// Addresses of those that the paths' interfaces have.
     pub fn set_reachable(&self, addresses: Vec<IpAddr>) -> Result<(), Gone> {
         self.send(Command::SetReachable(addresses))
     }
@@ -344,7 +344,7 @@ impl Driver {
         self.send(Command::ForgetMatch { peer, ours })
     }
 
-    /// What there is to see, but for the connections.
+    /// State of everything but the connections.
     pub async fn snapshot(&self) -> Result<Snapshot, Gone> {
         self.ask(Command::Snapshot).await
     }

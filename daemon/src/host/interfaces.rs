@@ -36,7 +36,7 @@ pub struct Inventory(pub Vec<Interface>);
 
 /// What an interface that is missing is taken to have.
 const DEFAULT_MTU: u16 = 1500;
-/// What a path's interface has to take: the datagrams that any path is taken to carry, by IPv4. (IPv6 is not
+/// Least MTU of a path's interface: it takes the datagrams that any path is taken to carry, by IPv4. (IPv6 is not
 /// there below 1280.)
 pub const LEAST_MTU: u16 = MIN_MTU + 28;
 
@@ -68,7 +68,7 @@ impl Inventory {
         }
     }
 
-    /// Whether a path can be used, and its MTU.
+    /// True if a path can be used now, and the MTU of its interface.
     pub fn path_state(&self, path: &PathConfig) -> (bool, u16) {
         match self.of_path(path) {
             Some(interface) => {
@@ -211,7 +211,7 @@ impl Interfaces {
         Ok(Self { handle })
     }
 
-    /// What there is now.
+    /// Inventory of what there is now.
     pub async fn list(&self) -> anyhow::Result<Inventory> {
         let mut found = BTreeMap::new();
         let mut links = self.handle.link().get().execute();

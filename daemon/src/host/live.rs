@@ -33,7 +33,7 @@ pub struct Live {
     pub established: bool,
     /// The far end has not answered yet.
     pub opening: bool,
-    /// What TCP counts.
+    /// Counts of TCP.
     pub counts: TcpCounts,
     /// Its ctmark; 0 if it is not tracked, or was not looked at.
     pub mark: u32,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::{Driver, Gone, Snapshot};
 use crate::host::volumes::{Month, Stage, Turn, Volumes};
 
-/// What `dibsctl` set, as it is saved. Paths go by name: the file may have them in another order.
+/// Wishes that `dibsctl` set, as they are saved. Paths go by name: the file may have them in another order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Wishes {

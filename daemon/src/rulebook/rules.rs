@@ -34,17 +34,17 @@ pub struct Rule {
     pub level: Level,
     /// The higher is tried first.
     pub priority: i32,
-    /// Who made it.
+    /// Maker of the rule.
     pub origin: RuleOrigin,
     /// The same by uid: root's are those of the file, too.
     pub by: u32,
     /// As the user wrote it.
     pub selector: BTreeMap<String, String>,
-    /// What that means.
+    /// Selection that these terms mean.
     pub selection: Selection,
-    /// Whether it holds at this time of day.
+    /// True if it holds at this time of day.
     pub holds: bool,
-    /// What the kernel is given, but for the time of day.
+    /// Rules that the kernel is given, but for the time of day.
     pub classes: Vec<ClassRule>,
     /// The family that it is kept to, because the other's iptables does not take it.
     pub narrowed: Option<Narrowed>,
@@ -57,7 +57,7 @@ pub struct Rule {
 /// See [`Rule::narrowed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Narrowed {
-    /// Where it holds.
+    /// Family for which it holds.
     pub to: Family,
     /// Why not elsewhere.
     pub why: String,
@@ -121,7 +121,7 @@ impl Rule {
         (self.is_of_member(), Reverse(self.priority), self.id)
     }
 
-    /// Whether a member of the group made it.
+    /// True if a member of the group made it.
     pub fn is_of_member(&self) -> bool {
         self.by != ROOT
     }
@@ -143,7 +143,7 @@ impl Rule {
         self.fit(live) == Fit::Means
     }
 
-    /// Whether a connection of this host is meant. What shows only as it sends is not known of a live
+    /// Fit of a connection of this host. What shows only as it sends is not known of a live
     /// connection, so a rule that names such is left to the kernel.
     pub fn matches(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> Fit {
         match (self.may_match(local, remote, uid), self.is_the_kernels()) {
@@ -180,7 +180,7 @@ impl Rule {
         self.classes.iter().any(ClassRule::shows_only_sending)
     }
 
-    /// What the kernel is given, with this offset of the local time from UTC in seconds.
+    /// Rules that the kernel is given, with this offset of the local time from UTC in seconds.
     pub fn kernel_classes(&self, offset: i32) -> impl Iterator<Item = ClassRule> {
         let span = { self.selection.time() }.filter(|_| self.unresolved.is_none());
         let hours = span.map(|span| hours(*span, offset));
@@ -210,7 +210,7 @@ impl Rule {
         })
     }
 
-    /// Whether it means connections of a family at all.
+    /// True if it means connections of a family at all.
     pub fn concerns(&self, family: Family) -> bool {
         self.classes.iter().any(|class| class.concerns(family))
     }

@@ -115,7 +115,7 @@ pub struct SavedChoice {
     /// The connection.
     #[serde(with = "Conn")]
     pub conn: FlowKey,
-    /// What was chosen.
+    /// Choice.
     pub choice: Choice,
 }
 
@@ -248,7 +248,7 @@ impl StateFile {
         })
     }
 
-    /// What was saved last; nothing if there is no file.
+    /// Contents that were saved last; nothing if there is no file.
     ///
     /// # Errors
     /// The file cannot be read or understood. It is better not to start than to let connections go in

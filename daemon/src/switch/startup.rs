@@ -67,7 +67,7 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
     Ok(())
 }
 
-/// What the node is told; reads the key files.
+/// Configuration of the node; reads the key files.
 pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<NodeConfig> {
     let key = dibs_config::read_private_key(&config.daemon.private_key_file)?;
     let mut peers = Vec::with_capacity(config.peers.len());

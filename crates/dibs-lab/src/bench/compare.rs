@@ -14,7 +14,7 @@ use crate::dibs::Programs;
 pub struct Other {
     /// As the user calls it.
     pub name: String,
-    /// Where its `dibsd` and `dibsctl` are.
+    /// Directory of its `dibsd` and `dibsctl`.
     pub directory: PathBuf,
 }
 

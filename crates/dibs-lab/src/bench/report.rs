@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Where and when.
+    /// Place and time.
     pub environment: Environment,
     /// Each system's turns.
     pub rounds: usize,
@@ -19,7 +19,7 @@ pub struct Report {
     pub tables: Vec<Table>,
 }
 
-/// Where and when a run was.
+/// Place and time of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Environment {
     /// UTC.
@@ -30,14 +30,14 @@ pub struct Environment {
     pub cpu: String,
     /// How many of them.
     pub cpus: usize,
-    /// Of the last minute, when the run began: what else the machine did.
+    /// Load of the last minute, when the run began: what else the machine did.
     pub load: String,
 }
 
 /// An experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Table {
-    /// What was done.
+    /// Title of the experiment.
     pub title: String,
     /// The names of the columns.
     pub columns: Vec<String>,
@@ -45,7 +45,7 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
     /// Comparisons.
     pub ratios: Vec<Ratio>,
-    /// What else is to be said.
+    /// Notes beside the figures.
     pub notes: Vec<String>,
     /// All turns.
     pub turns: serde_json::Value,
@@ -119,13 +119,13 @@ fn shown<T>((_, decimals, value): &Figure<'_, T>, turns: &[T]) -> String {
 /// A comparison.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Of what.
+    /// Subject of the figure.
     pub what: String,
     /// The median over the rounds.
     pub value: f64,
-    /// What it should reach.
+    /// Value that it should reach.
     pub least: Option<f64>,
-    /// What it should not exceed.
+    /// Value that it should not exceed.
     pub most: Option<f64>,
 }
 

@@ -32,7 +32,7 @@ const SETTLING: Duration = Duration::from_millis(500);
 const VPN: &str = "openvpn";
 const DEVICE: &str = "[[bump]]\nname = \"openvpn\"\nkind = \"device\"\ndevice = \"tun99\"\n";
 
-/// What the stream is on, one after the other: as in the paper's Fig. 3, and with all that there is now.
+/// Bumps of the stream, one after the other: as in the paper's Fig. 3, and with all that there is now.
 pub const RUNS: [&[&str]; 2] = [
     &["plain", "share", VPN],
     &["plain", "scramble", "seal", "share", VPN],
@@ -45,7 +45,7 @@ const TABLE_I: [(&str, f64, f64); 3] = [
     (VPN, 50e6, 91.0),
 ];
 
-/// What the paper's Table I says of a bump: bytes per second, and percent of one processor.
+/// Figures of the paper's Table I for a bump: bytes per second, and percent of one processor.
 pub fn table_one(bump: &str) -> Option<(f64, f64)> {
     let row = TABLE_I.iter().find(|(name, ..)| *name == bump);
     row.map(|(_, bytes, used)| (*bytes, *used))
@@ -54,9 +54,9 @@ pub fn table_one(bump: &str) -> Option<(f64, f64)> {
 /// All runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Where and when.
+    /// Place and time.
     pub environment: Environment,
-    /// What the figures count.
+    /// Notes on what the figures count.
     pub notes: Vec<String>,
     /// In order.
     pub runs: Vec<Run>,
@@ -75,7 +75,7 @@ pub struct Run {
     pub bytes: Vec<u64>,
     /// Each time and what was used since the one before, in percent of one processor.
     pub processor: Vec<(f64, f64)>,
-    /// Of the whole stream.
+    /// Retransmissions of the whole stream.
     pub retransmissions: u64,
     /// Connections that broke; a run that loses one fails.
     pub lost_connections: u32,

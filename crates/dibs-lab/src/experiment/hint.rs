@@ -108,10 +108,10 @@ const FIGURES: [Figure; 6] = [
     },
 ];
 
-/// What came of all.
+/// Report of all outcomes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Where and when.
+    /// Place and time.
     pub environment: Environment,
     /// The congestion control of the sender.
     pub congestion: String,
@@ -121,14 +121,14 @@ pub struct Report {
     pub recovery: Recovery,
 }
 
-/// What a figure came to.
+/// Outcome of a figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Of the paper, and what is set up.
+    /// Figure of the paper, and what is set up.
     pub figure: String,
-    /// What the paper shows.
+    /// Result that the paper shows.
     pub paper: String,
-    /// Whether ours agrees with it.
+    /// True if ours agrees with it.
     pub agrees: bool,
     /// The preferred path.
     pub preferred: Option<String>,

@@ -18,7 +18,7 @@ const SIZE: usize = 64;
 /// Messages before the measurement, for caches and congestion windows.
 const WARM_UP: usize = 200;
 
-/// What ping-pong over one connection came to: half of each round trip, as sockperf reports it, in microseconds.
+/// Latency of ping-pong over one connection: half of each round trip, as sockperf reports it, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latency {
     /// Round trips.

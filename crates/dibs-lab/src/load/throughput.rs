@@ -33,7 +33,7 @@ pub struct Throughput {
     streams: usize,
 }
 
-/// What a bulk transfer came to, as its receiver saw it.
+/// Report of a bulk transfer, as its receiver saw it.
 #[derive(Clone, Debug, Serialize)]
 pub struct ThroughputReport {
     /// The transport.
@@ -239,7 +239,7 @@ impl Transfer {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether sending or receiving is still going on.
+    /// True if sending or receiving is still going on.
     pub fn is_running(&self) -> bool {
         !self.receivers.iter().all(JoinHandle::is_finished)
     }

@@ -49,16 +49,16 @@ const FAULTS: [Counter; 7] = [
     Counter::InnerAddress,
 ];
 
-/// What came of a transfer through two nodes.
+/// Outcome of a transfer through two nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Bytes read within the span.
     pub bytes: u64,
     /// The time that they took.
     pub took: Duration,
-    /// What the sender did.
+    /// Counts of the sender.
     pub sender: SenderStats,
-    /// What the receiver saw.
+    /// Counts of the receiver.
     pub receiver: ReceiverStats,
     /// Datagrams that paths of the sender's node declared lost, and those of them that arrived.
     pub path_losses: [u64; 2],

@@ -33,14 +33,14 @@ pub struct Plain {
     arrivals: Queue<What>,
 }
 
-/// What came of a transfer.
+/// Outcome of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Carried {
     /// Bytes read within the span.
     pub bytes: u64,
     /// The time that they took.
     pub took: Duration,
-    /// What the sender did.
+    /// Counts of the sender.
     pub sender: SenderStats,
 }
 

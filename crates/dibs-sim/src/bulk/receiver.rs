@@ -23,7 +23,7 @@ const COMPRESSED_FOR: Duration = Duration::from_millis(1);
 /// Ranges whose order of arrival is remembered.
 const RECENT: usize = 4;
 
-/// What a receiver has seen.
+/// Counts of a receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverStats {
     /// Bytes that had come before.
@@ -110,7 +110,7 @@ impl Receiver {
         self.next
     }
 
-    /// What it has seen.
+    /// Counts so far.
     pub const fn stats(&self) -> ReceiverStats {
         self.stats
     }

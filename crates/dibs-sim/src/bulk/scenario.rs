@@ -22,7 +22,7 @@ pub struct Link {
     pub loss: f64,
     /// Bytes of the buffer before the rate.
     pub buffer: usize,
-    /// What passes it is safe from who is not to read.
+    /// True if nobody reads there who is not to.
     pub trusted: bool,
     /// Nothing passes.
     pub dead: bool,
@@ -43,7 +43,7 @@ impl Link {
         }
     }
 
-    /// What the emulator makes of it.
+    /// Conditions that the emulator makes of it.
     pub fn conditions(&self) -> Conditions {
         let conditions = Conditions::new()
             .rate(self.rate)
@@ -68,9 +68,9 @@ fn buffer(rate: u64, time: Duration) -> usize {
 pub struct Change {
     /// Time since the transfer's start.
     pub at: Duration,
-    /// Which link.
+    /// Index of the link.
     pub link: usize,
-    /// What it is from then on.
+    /// Link that it is from then on.
     pub becomes: Link,
 }
 
@@ -85,7 +85,7 @@ pub struct Scenario {
     pub bump: BumpId,
     /// Bytes to send.
     pub bytes: u64,
-    /// What changes, in order.
+    /// Changes, in order.
     pub changes: Vec<Change>,
 }
 
@@ -128,7 +128,7 @@ impl Scenario {
         (self.links[link].clone(), changes.cloned().collect())
     }
 
-    /// Whether trust lets one of the links alone carry all: what is scrambled leans on a trusted one.
+    /// True if trust lets one of the links alone carry all: what is scrambled leans on a trusted one.
     pub fn allows(&self, link: usize) -> bool {
         self.bump == SEAL || self.links[link].trusted
     }

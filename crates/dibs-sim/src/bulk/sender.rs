@@ -18,7 +18,7 @@ const SEND_BUFFER: u64 = (4 << 20) / MSS;
 /// What a receiver takes before it has said so.
 const FIRST_WINDOW: u64 = 64 << 10;
 
-/// What a sender has done.
+/// Counts of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenderStats {
     /// Segments sent.
@@ -106,7 +106,7 @@ impl Sender {
         }
     }
 
-    /// What it has done.
+    /// Counts so far.
     pub const fn stats(&self) -> SenderStats {
         self.stats
     }
@@ -121,7 +121,7 @@ impl Sender {
         self.limit = self.board.next();
     }
 
-    /// Whether all that there was to send has been acknowledged.
+    /// True if all that there was to send has been acknowledged.
     pub fn is_done(&self) -> bool {
         self.board.out() == 0 && self.board.next() == self.limit
     }

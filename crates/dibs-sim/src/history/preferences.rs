@@ -12,7 +12,7 @@ use dibs_settings::{Hint, Role, Scheduler};
 
 use super::{History, Op};
 
-/// What the user of a host wants.
+/// Preferences of the user of a host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Preferences {
     /// How new data is shared out.
@@ -21,11 +21,11 @@ pub struct Preferences {
     pub flows: Vec<FlowScheduler>,
     /// The path that new data prefers.
     pub hint: Option<Hint>,
-    /// What each path is for; of those behind the last nothing is said.
+    /// Purpose of each path; of those behind the last nothing is said.
     pub usage: Vec<Usage>,
 }
 
-/// What he wants otherwise from now on.
+/// Wish that is another one from now on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wish {
     /// Another scheduler.
@@ -39,7 +39,7 @@ pub enum Wish {
 }
 
 impl Preferences {
-    /// What a path is for.
+    /// Purpose of a path.
     pub fn usage(&self, path: usize) -> Usage {
         self.usage.get(path).copied().unwrap_or_default()
     }
@@ -63,7 +63,7 @@ impl Preferences {
 /// Least rate that a path is limited to in the end, in bytes a second: transfers are to end in time.
 const LEAST_RATE: NonZeroU64 = NonZeroU64::new(250_000).unwrap();
 
-/// What a path is used for once nothing disturbs any more.
+/// Use of a path once nothing disturbs any more.
 pub fn calm_usage(usage: Usage) -> Usage {
     Usage {
         role: match usage.role {

@@ -15,7 +15,7 @@ pub struct Rule {
     pub bump: BumpId,
     /// How firmly.
     pub level: Level,
-    /// Which.
+    /// Connections that it means.
     pub meant: Selected,
 }
 
