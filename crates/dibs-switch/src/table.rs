@@ -133,6 +133,11 @@ impl Conn {
         self.marked().filter(|_| !self.plain.is_some_and(is_proved))
     }
 
+    /// True if nothing here is about to move it.
+    pub fn rests(&self) -> bool {
+        self.moving.is_none() && !self.choice.get().is_some_and(|choice| choice.pending)
+    }
+
     /// Notes whether the peer has it elsewhere; returns whether it had so before, too. One that is just moving is not.
     pub fn note_apart(&mut self, apart: bool) -> bool {
         std::mem::replace(&mut self.apart, apart) && apart

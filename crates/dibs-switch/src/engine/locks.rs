@@ -44,14 +44,18 @@ pub async fn unconfirmed<M: Machine>(m: &M) -> Result<BTreeMap<usize, Unconfirme
 pub async fn ask<M: Machine>(m: &M, peer: usize, asked: &Unconfirmed) -> Result<(), M::Fault> {
     for (bump, conns) in asked {
         for conns in conns.chunks(ROUND) {
+            // The peer takes the question for a word that they are there: some have begun to move while it was asked
+            // about others.
+            let rests = |conn: &&Meant| m.conns(|known| known.get(&conn.pair).rests());
+            let conns: Vec<Meant> = conns.iter().filter(rests).copied().collect();
             let body = |named: &[(usize, Named)]| Body::Confirm {
                 bump: *bump,
                 conns: named.iter().map(|(_, named)| *named).collect(),
             };
-            let answers = asks::ask_about(m, peer, conns, body).await;
+            let answers = asks::ask_about(m, peer, &conns, body).await;
             let answers_none = answers.iter().any(Result::is_err);
-            note_answers(m, *bump, conns, &answers).await?;
-            bring_together(m, *bump, conns, &answers).await?;
+            note_answers(m, *bump, &conns, &answers).await?;
+            bring_together(m, *bump, &conns, &answers).await?;
             if answers_none {
                 break;
             }

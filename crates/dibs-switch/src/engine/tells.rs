@@ -55,6 +55,11 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
                 told = told.and(answer.map(drop));
                 let now = m.now();
                 let handle = |known: &mut crate::table::Conn| {
+                    // It was taken back while the peer was told.
+                    let stands = known.choice.get();
+                    if stands.is_some_and(|stands| stands.version < *version) {
+                        known.telling.tell_all(now);
+                    }
                     known.telling.handle_answer(*version, answer, now)
                 };
                 if let Some(own) = update(m, &conn.pair, handle) {
