@@ -20,6 +20,7 @@
 pub mod attacker;
 pub mod daemon;
 mod dice;
+pub mod docker;
 pub mod eavesdropper;
 pub mod homes;
 pub mod hostile;

@@ -22,6 +22,7 @@ use dibs_lab::{Lab, Link, LinkSpec};
 use dibs_netns::Host;
 
 use crate::daemon::Node;
+use crate::docker;
 use crate::eavesdropper::Eavesdropper;
 use crate::programs;
 use crate::traffic::{SETTLED, Talk};
@@ -310,6 +311,14 @@ impl Net {
         host.run("ip route add 10.0.1.1 via 10.0.3.1")?;
         host.run("ip route add fd00:1::1 via fd00:3::1")?;
         Ok(host)
+    }
+
+    /// A container on `b`, as Docker publishes it.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn container(&mut self) -> Result<Host> {
+        docker::publish(&mut self.lab, &self.b.host)
     }
 
     /// Listens on both links from now on.

@@ -29,6 +29,9 @@ pub struct Desired {
     /// Networks that peers reach by this host in its name, without those that [`left_out`] says and without the peers'.
     #[serde(default)]
     pub exit: Vec<IpNet>,
+    /// The kernel forwards, so the nat table may give connections of peers to this host another destination.
+    #[serde(default)]
+    pub translates: bool,
     /// The bumps in use.
     pub bumps: Vec<BumpRoute>,
     /// Class rules, in the order in which they are tried; the first that matches decides.
@@ -47,6 +50,7 @@ impl Default for Desired {
             fail: Fail::Closed,
             gateway: Vec::new(),
             exit: Vec::new(),
+            translates: false,
             bumps: Vec::new(),
             rules: Vec::new(),
             sessions: Vec::new(),

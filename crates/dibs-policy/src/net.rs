@@ -184,7 +184,7 @@ impl Network {
     /// The network side of `desired`.
     pub fn of(desired: &Desired) -> Self {
         let mut network = Self {
-            forwards: desired.forwards() && !desired.bumps.is_empty(),
+            forwards: (desired.forwards() || desired.translates) && !desired.bumps.is_empty(),
             ..Self::default()
         };
         let families = Family::BOTH

@@ -30,6 +30,8 @@ pub(crate) enum Set {
     Locked,
     /// Came by a bump, and the user exempts them from tracking (NOTRACK).
     Untracked,
+    /// Answer to what the nat table gave another destination, as it is sent here.
+    Translated,
 }
 
 /// What a rule asks of a packet. In the order of iptables: addresses, devices, protocol, the rest.
@@ -60,6 +62,12 @@ pub(crate) enum Match {
     OfTcp,
     /// Beginning of a TCP connection, or anything else.
     Begins(bool),
+    /// It belongs to a connection that the nat table of this host gave another destination: the answers, or what they answer.
+    Translated {
+        answers: bool,
+    },
+    /// Addresses, ports or set that its answers have for the caller, whatever the nat table makes of them here.
+    AsCalled(Box<Match>),
     /// Nothing: names the class rule.
     Class(u32),
     /// What only iptables can ask, in its words.
@@ -135,7 +143,13 @@ impl Bits {
 }
 
 impl Set {
-    pub(crate) const ALL: [Set; 4] = [Set::Bumped, Set::Plain, Set::Locked, Set::Untracked];
+    pub(crate) const ALL: [Set; 5] = [
+        Set::Bumped,
+        Set::Plain,
+        Set::Locked,
+        Set::Untracked,
+        Set::Translated,
+    ];
 
     /// Its name in nftables.
     pub(crate) fn name(self, family: Family) -> &'static str {
@@ -148,6 +162,8 @@ impl Set {
             (Set::Locked, Family::V6) => "locked6",
             (Set::Untracked, Family::V4) => "untracked4",
             (Set::Untracked, Family::V6) => "untracked6",
+            (Set::Translated, Family::V4) => "translated4",
+            (Set::Translated, Family::V6) => "translated6",
         }
     }
 }
@@ -184,6 +200,11 @@ impl Match {
                 let flags = "--tcp-flags FIN,SYN,RST,ACK SYN";
                 format!("-p tcp -m tcp {}{flags}", not(*is))
             }
+            Match::Translated { answers } => {
+                let direction = if *answers { "REPLY" } else { "ORIGINAL" };
+                format!("-m conntrack --ctstate DNAT --ctdir {direction}")
+            }
+            Match::AsCalled(part) => as_called(part)?,
             Match::Class(id) => format!("-m comment --comment {}", label(*id)),
             Match::Iptables(words) => words.clone(),
             Match::Among(_) | Match::AmongBack(_) | Match::Untracked | Match::NoWayBack => {
@@ -226,8 +247,9 @@ impl Rule {
     pub(crate) fn iptables(&self) -> Option<String> {
         let matches = self.matches.iter().map(Match::iptables);
         let mut words = matches.collect::<Option<Vec<String>>>()?;
-        words.push(self.verdict.iptables()?);
         words.retain(|word| !word.is_empty());
+        words.sort_by_key(|word| word.starts_with("-m"));
+        words.push(self.verdict.iptables()?);
         Some(words.join(" "))
     }
 }
@@ -252,6 +274,32 @@ fn tcp(sport: Option<Ports>, dport: Option<Ports>) -> String {
         text += &ports.map_or_else(String::new, |ports| format!(" {option} {ports}"));
     }
     text
+}
+
+/// The ends of a connection in the words of iptables, of the answers as the caller knows them.
+fn as_called(part: &Match) -> Option<String> {
+    let address = |option: &str, net: &IpNet| match net.prefix_len() {
+        0 => String::new(),
+        length if length == net.max_prefix_len() => {
+            format!("-m conntrack {option} {}", net.addr())
+        }
+        _ => format!("-m conntrack {option} {net}"),
+    };
+    Some(match part {
+        Match::From(net) => address("--ctorigdst", net),
+        Match::To(net) => address("--ctorigsrc", net),
+        Match::Tcp { sport, dport } => {
+            let ports = |option: &str, ports: &Option<Ports>| {
+                ports.map_or_else(String::new, |ports| format!(" {option} {ports}"))
+            };
+            let (from, to) = (
+                ports("--ctorigsrcport", dport),
+                ports("--ctorigdstport", sport),
+            );
+            format!("-m conntrack --ctproto 6{from}{to}")
+        }
+        _ => return None,
+    })
 }
 
 /// Names a class rule in what the kernel lists.

@@ -17,8 +17,13 @@
 //! Packets of peers that reach others in this host's name are masqueraded (SOURCE). The answers come for this host, and only
 //! their connection's mark says, before that is undone, that they leave by a bump.
 //!
+//! Where this host's nat table gives what peers open here another destination, it passes likewise: what it answers is judged by
+//! the names that the peer has for it (ANSWER).
+//!
 //! What only nftables can say is in `nftables_only.rs`: connections by their ends. What stands in for it where there is no
 //! nftables, or no mark to go by, is a rule of a connection's own ([`Binding::Pinned`]), for some of them.
+
+use std::net::IpAddr;
 
 use dibs_settings::{Term, left_out};
 
@@ -55,7 +60,8 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
     let required = closed && list.requires();
     let gateway = !list.passages().is_empty();
     let exit = !desired.exit.is_empty();
-    let all: [(&'static str, bool, Rules<'_>); 16] = [
+    let translates = desired.translates;
+    let all: [(&'static str, bool, Rules<'_>); 17] = [
         ("LOCKED", closed, List::locked),
         ("PLAIN", closed, List::plain),
         ("REQUIRED-IN", required, List::required_in),
@@ -69,8 +75,9 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
         ("PASS", gateway, |list| list.steer(true)),
         ("OUTPUT", true, List::leaving),
         ("INPUT", true, List::follow),
-        ("GATEWAY", gateway, List::entering_gateway),
-        ("PASSING", gateway, List::follow_passing),
+        ("ANSWER", translates, List::answer),
+        ("GATEWAY", gateway || translates, List::entering_gateway),
+        ("PASSING", gateway || translates, List::follow_passing),
         ("SOURCE", exit, List::translated),
     ];
     let mut chains = list.of_bumps();
@@ -102,14 +109,16 @@ pub(crate) fn nftables<'a>(desired: &'a Desired, nat: bool) -> Ruleset {
         true => List::passing_unmarked,
         false => List::tracked,
     };
-    let all: [(&str, bool, Rules<'a>); 9] = [
+    let translates = steered && desired.translates;
+    let all: [(&str, bool, Rules<'a>); 10] = [
+        ("answer", translates, List::answer),
         ("follow", steered, List::restored),
-        ("forward", gateway, passing),
+        ("forward", gateway || translates, passing),
         ("input", steered, List::follow_untracked),
         ("output", steered, List::unmarked),
         ("pass", steered && gateway, |list| list.steer(true)),
         ("postrouting", steered, List::guard),
-        ("prerouting", steered && gateway, List::forged),
+        ("prerouting", steered && gateway || translates, List::forged),
         ("source", nat && bumped, List::keep_source),
         ("steer", steered, |list| list.steer(false)),
     ];
@@ -349,7 +358,19 @@ impl<'a> List<'a> {
         let on_a_bump = Match::CtMark(Bits::are_not(self.mask(), 0));
         let answers = Rule::new([Self::answers(), on_a_bump], goto("FOLLOW"));
         let answers = (!self.desired.exit.is_empty()).then_some(answers);
-        entered.chain(answers).collect()
+        let called = self.called(&[], &goto("ANSWER")).into_iter();
+        let translated = called.map(|rule| {
+            let mut rule = as_called(rule);
+            rule.matches.insert(0, Match::Translated { answers: true });
+            rule
+        });
+        let translated = translated.filter(|_| self.desired.translates);
+        translated.chain(entered).chain(answers).collect()
+    }
+
+    /// The rules in the order in which they decide, of answers to what the nat table gave another destination.
+    fn answer(&self) -> Vec<Rule> {
+        self.decide(true).into_iter().map(as_called).collect()
     }
 
     /// The connection's mark is the packet's, of TCP.
@@ -359,12 +380,17 @@ impl<'a> List<'a> {
 
     /// The rules in the order in which they decide, of what this host sends, or of what passes it.
     fn steer(&self, passing: bool) -> Vec<Rule> {
-        let on_a_bump = Match::CtMark(Bits::are_not(self.mask(), 0));
         let mut rules = vec![match passing {
             true => pass([only_iptables("-m addrtype --dst-type LOCAL")]),
             false => to_itself(),
         }];
-        rules.extend(self.left_out(Match::To, &Verdict::Return));
+        rules.extend(self.decide(passing));
+        rules
+    }
+
+    fn decide(&self, passing: bool) -> Vec<Rule> {
+        let on_a_bump = Match::CtMark(Bits::are_not(self.mask(), 0));
+        let mut rules = self.left_out(Match::To, &Verdict::Return);
         rules.extend(self.classes(passing, true));
         rules.push(pass([Match::Among(Set::Plain)]));
         rules.push(Rule::new([self.chosen()], goto("FOLLOW")));
@@ -414,7 +440,11 @@ impl<'a> List<'a> {
 
     /// The same of what is forwarded.
     fn follow_passing(&self) -> Vec<Rule> {
-        let by = |bump| self.followed(bump, self.passed(bump));
+        let by = |bump| {
+            let translated = self.translated_ends(bump);
+            let ends = self.passed(bump).into_iter().chain(translated);
+            self.followed(bump, ends.collect())
+        };
         self.bumps().flat_map(by).collect()
     }
 
@@ -432,6 +462,18 @@ impl<'a> List<'a> {
         let passages = self.passages_of(bump).into_iter();
         let ends = passages.map(|(near, far)| between(far, near, []));
         ends.collect()
+    }
+
+    /// Packets of peers that came by a bump to this host itself, and that its nat table gave another destination.
+    fn translated_ends(&self, bump: &BumpRoute) -> Vec<Vec<Match>> {
+        if !self.desired.translates {
+            return Vec::new();
+        }
+        let translated = Match::Translated { answers: false };
+        let senders = self.senders(bump).into_iter();
+        senders
+            .map(|ends| [ends, vec![translated.clone()]].concat())
+            .collect()
     }
 
     fn followed(&self, bump: &BumpRoute, ends: Vec<Vec<Match>>) -> Vec<Rule> {
@@ -542,6 +584,9 @@ impl<'a> List<'a> {
         if !self.desired.exit.is_empty() {
             rules.push(pass([Self::answers()]));
         }
+        if self.desired.translates {
+            rules.push(pass([Match::Translated { answers: true }, filter()]));
+        }
         let by_it = |bump| pass([came(bump), Match::CtMark(self.bits(bump))]);
         rules.extend(self.bumps().map(by_it));
         rules.push(stop([]));
@@ -588,6 +633,11 @@ impl<'a> List<'a> {
             for to in self.destinations(rule, bump) {
                 let elsewhere = Some(Match::Out(bump.device.clone(), false));
                 let dropped = of_class(rule, rule.source, Some(to), elsewhere, Verdict::Drop);
+                if self.desired.translates && !rule.is_of_sockets() {
+                    let mut answer = as_called(dropped.clone());
+                    answer.matches.push(Match::Translated { answers: true });
+                    rules.push(answer);
+                }
                 rules.push(dropped);
             }
         }
@@ -623,6 +673,7 @@ impl<'a> List<'a> {
     fn forwarded(&self) -> Vec<Rule> {
         let mut rules = Vec::new();
         for bump in self.ours() {
+            rules.extend(self.translated_here(bump));
             rules.extend(self.closed([came(bump)]));
             if !self.desired.exit.is_empty() {
                 // Nothing would translate its source.
@@ -637,6 +688,21 @@ impl<'a> List<'a> {
             rules.extend([stop([came(bump)]), stop([leaves(bump)])]);
         }
         rules
+    }
+
+    /// Passes of what peers send to this host itself, and its nat table gives another destination, and of the answers.
+    fn translated_here(&self, bump: &BumpRoute) -> Vec<Rule> {
+        if !self.desired.translates {
+            return Vec::new();
+        }
+        let own = { bump.addresses.iter() }.filter(|own| Family::of(**own) == self.family);
+        let called = |own: &IpAddr| {
+            let own = Match::AsCalled(Box::new(Match::From(IpNet::from(*own))));
+            pass([came(bump), Match::Translated { answers: false }, own])
+        };
+        let mark = Match::Mark(self.bits(bump));
+        let answer = pass([leaves(bump), Match::Translated { answers: true }, mark]);
+        own.map(called).chain([answer]).collect()
     }
 
     /// Drops of packets to networks that peers do not reach in this host's name.
@@ -696,6 +762,18 @@ impl<'a> List<'a> {
         rules.push(stop([]));
         rules
     }
+}
+
+/// The rule, of answers to what the nat table gave another destination.
+fn as_called(rule: Rule) -> Rule {
+    let named = |part| match part {
+        Match::From(_) | Match::To(_) | Match::Tcp { .. } | Match::Among(_) => {
+            Match::AsCalled(Box::new(part))
+        }
+        other => other,
+    };
+    let matches: Vec<Match> = rule.matches.into_iter().map(named).collect();
+    Rule { matches, ..rule }
 }
 
 /// All that a rule names but addresses and devices.

@@ -43,7 +43,10 @@ pub(crate) struct Host {
     reachable: RefCell<Vec<IpAddr>>,
     /// Live connections that peers call by other addresses.
     matched: RefCell<BTreeMap<FlowKey, Matched>>,
-    /// Shadows of those of them that are on a bump.
+    /// Connections that peers opened to this host, and that its nat table leads elsewhere, with their ends as the other host there
+    /// sends.
+    pub(crate) published: RefCell<BTreeMap<FlowKey, FlowKey>>,
+    /// Shadows of those of the matched ones that are on a bump.
     pub(crate) shadows: RefCell<BTreeMap<FlowKey, Shadow>>,
     /// Networks that the peers' prefixes leave out.
     left_out: Vec<IpNet>,
@@ -70,6 +73,7 @@ impl Host {
             reachable: RefCell::new(inventory.reachable(&config.paths)),
             inventory: RefCell::new(inventory),
             matched: RefCell::default(),
+            published: RefCell::default(),
             shadows: RefCell::default(),
             links: Links::new(config.paths.len()),
             config,

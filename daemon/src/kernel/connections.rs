@@ -147,7 +147,7 @@ pub(crate) fn faults(config: &Config) -> Vec<String> {
 /// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only
 /// then it tracks anything.
 pub(crate) fn note_passing(config: &Config) {
-    if !config.daemon.forwards() {
+    if !config.daemon.forwards() && !is_forwarding() {
         return;
     }
     for note in NOTES {
@@ -159,6 +159,23 @@ pub(crate) fn note_passing(config: &Config) {
     }
 }
 
+/// True if the kernel forwards at all.
+pub(crate) fn is_forwarding() -> bool {
+    let keys = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"];
+    keys.iter().any(|key| {
+        let text = std::fs::read_to_string(format!("/proc/sys/net/{key}"));
+        text.is_ok_and(|text| text.trim() != "0")
+    })
+}
+
+/// Name of a tracked connection that a peer opened to this host, and that the nat table leads elsewhere.
+pub(crate) fn published(host: &Host, entry: &Connection) -> Option<FlowKey> {
+    let (called, to) = (entry.original.reversed(), entry.reply.src);
+    let is_elsewhere = to != called.src && !host.has(to) && !to.is_loopback();
+    let is_meant = is_elsewhere && host.has(called.src) && host.peer_of(&called).is_some();
+    is_meant.then_some(called)
+}
+
 /// Whether a connection is not this host's own, but passes it.
 pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
     let local = pair.src;
@@ -167,7 +184,8 @@ pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
 
 /// A tracked connection that passes this host.
 pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
-    let pair = entry.ends().into_iter().find(|pair| passes(host, pair))?;
+    let passing = entry.ends().into_iter().find(|pair| passes(host, pair));
+    let pair = passing.or_else(|| published(host, entry))?;
     let began = entry.original.source() == pair.source();
     let in_order = |[first, second]: [u64; 2]| match began {
         true => (first, second),
@@ -201,8 +219,9 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
 /// All connections that pass this host.
 pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
     let host = kernel.host();
-    if !host.config().daemon.forwards() {
-        return Ok(Vec::new());
+    let published: Vec<FlowKey> = host.published.borrow().keys().copied().collect();
+    if !host.config().daemon.forwards() && published.len() <= LOOKUPS {
+        return passing_of(kernel, &published).await;
     }
     let listed = |entry| passing(host, &entry);
     kernel.conntrack()?.list(listed).await
@@ -212,7 +231,9 @@ pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
 pub(crate) async fn passing_of(kernel: &Kernel, pairs: &[FlowKey]) -> Result<Vec<Live>, Error> {
     let mut found = Vec::new();
     let host = kernel.host();
-    for pair in pairs.iter().filter(|pair| passes(host, pair)) {
+    let may_pass =
+        |pair: &&FlowKey| passes(host, pair) || host.published.borrow().contains_key(pair);
+    for pair in pairs.iter().filter(may_pass) {
         let entry = kernel.conntrack()?.get(pair).await?;
         found.extend(entry.and_then(|entry| passing(host, &entry)));
     }
@@ -250,13 +271,14 @@ pub(crate) async fn translated(
         let is_known = |entry: &Connection| {
             let as_sent = entry.reply.source() == entry.original.destination();
             kernel.host().is_beyond(pair.src) && as_sent
+                || published(kernel.host(), entry) == Some(pair)
         };
         let Some(entry) = entry.filter(|entry| is_translated(entry) && !is_known(entry)) else {
             continue;
         };
         let seen = match entry.original.source() == pair.source() {
             true => entry.reply.destination(),
-            false => entry.reply.source(),
+            false => entry.original.destination(),
         };
         let rule = translation::rule_for(pair.source(), pair.destination()).await?;
         let by = rule.map_or("a rule of the nat table".to_owned(), |r| format!("`{r}`"));

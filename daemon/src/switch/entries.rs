@@ -219,15 +219,19 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
     loop {
         let marked = match events.next().await? {
             Event::Destroyed(entry) => {
+                let called = entry.original.reversed();
+                daemon.host.published.borrow_mut().remove(&called);
                 let passing = passing(daemon, &entry);
                 entries::handle_destroyed(&**daemon, &entry.ends(), passing).await?;
                 Vec::new()
             }
             Event::New(found) => {
+                daemon.note_published(&found);
                 let entry = daemon.entry(&found);
                 Vec::from_iter(entries::handle_new(&**daemon, &found.ends(), entry).await?)
             }
             Event::Update(found) => {
+                daemon.note_published(&found);
                 let entry = daemon.entry(&found);
                 Vec::from_iter(entries::handle_update(&**daemon, &found.ends(), entry).await?)
             }
@@ -239,7 +243,8 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
 
 fn passing(daemon: &Daemon, entry: &Connection) -> Option<Passing> {
     let Live { pair, .. } = connections::passing(&daemon.host, entry)?;
-    let goes_on = connections::was_passing(entry);
+    // Nothing translates what the nat table led elsewhere, once the entry is gone.
+    let goes_on = connections::was_passing(entry) && connections::passes(&daemon.host, &pair);
     Some(Passing { pair, goes_on })
 }
 

@@ -23,7 +23,8 @@ use dibs_switch::knock::{self, Knock, Numbers, Refusal};
 use dibs_switch::matching::{self, Search, Stand};
 use dibs_switch::messages::{Answer, Body, MAX_MATCHES, Named, Outcome, Unanswered};
 use dibs_switch::shadow::{self, Shadow};
-use dibs_wire::{FlowKey, SeqNumber};
+use dibs_wire::packet::{self, Packet};
+use dibs_wire::{FlowKey, SeqNumber, readdress};
 use futures_util::future::{join_all, select_all};
 use nix::net::if_::if_nametoindex;
 use tokio::io::unix::AsyncFd;
@@ -649,23 +650,40 @@ fn bump_interfaces(daemon: &Daemon) -> BTreeSet<u32> {
 }
 
 /// Sockets that send packets in plain, for each IP version that is meant.
-struct Senders(Vec<(bool, PacketSender)>);
+struct Senders {
+    sockets: Vec<(bool, PacketSender)>,
+    /// Connections that the nat table leads elsewhere: it takes their packets as they are sent there.
+    published: BTreeMap<FlowKey, FlowKey>,
+}
 
 impl Senders {
     fn open<'a>(daemon: &Daemon, pairs: impl Iterator<Item = &'a FlowKey>) -> anyhow::Result<Self> {
         let own = marks(&daemon.config).own();
-        let versions: BTreeSet<bool> = pairs.map(|pair| pair.dst.is_ipv4()).collect();
+        let pairs: Vec<&FlowKey> = pairs.collect();
+        let versions: BTreeSet<bool> = pairs.iter().map(|pair| pair.dst.is_ipv4()).collect();
         let open = |is_v4| Ok((is_v4, PacketSender::open(is_v4, own)?));
-        let senders: anyhow::Result<_> = versions.into_iter().map(open).collect();
-        Ok(Self(senders?))
+        let sockets: anyhow::Result<_> = versions.into_iter().map(open).collect();
+        let known = daemon.host.published.borrow();
+        let published = pairs.into_iter();
+        let published = published.filter_map(|pair| Some((*pair, *known.get(pair)?)));
+        Ok(Self {
+            sockets: sockets?,
+            published: published.collect(),
+        })
     }
 
     /// Sends a packet of a connection; what cannot be sent is not heard.
     fn send(&self, pair: &FlowKey, packet: &[u8]) {
-        let (from, to) = (pair.src, pair.dst);
-        let sender = self.0.iter().find(|(is_v4, _)| *is_v4 == to.is_ipv4());
+        let ends = self.published.get(pair).unwrap_or(pair);
+        let (from, to, mut packet) = (ends.src, ends.dst, packet.to_vec());
+        if let Ok(Packet::Tcp(segment)) = packet::parse(&packet) {
+            let at = segment.tcp_at();
+            readdress::segment(&mut packet, at, ends);
+        }
+        let mut sockets = self.sockets.iter();
+        let sender = sockets.find(|(is_v4, _)| *is_v4 == to.is_ipv4());
         let (_, sender) = sender.expect("there is one for each IP version that is meant");
-        if let Err(error) = sender.send(from, to, packet) {
+        if let Err(error) = sender.send(from, to, &packet) {
             tracing::debug!("cannot send an acknowledgement in plain to {to}: {error}");
         }
     }

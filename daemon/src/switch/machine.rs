@@ -181,6 +181,7 @@ impl Machine for Daemon {
 
     async fn entries(&self) -> anyhow::Result<Vec<(Ends, Entry)>> {
         let entry = |found: Connection| {
+            self.note_published(&found);
             let is_of_peer = connections::ends_to_peers(&self.host, &found)
                 .next()
                 .is_some();

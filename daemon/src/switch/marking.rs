@@ -474,9 +474,6 @@ pub(crate) async fn note_locks(daemon: &Daemon) {
 
 /// As [`note_locks`], for those who hold the backstop.
 pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
-    if !daemon.config.daemon.forwards() {
-        return;
-    }
     let before = backstop.standing().clone();
     // What failed shows in how it stands now, and is tried again.
     let _ = backstop.set_locked(locked_passing(daemon)).await;
@@ -515,6 +512,9 @@ pub(crate) async fn rename(daemon: &Daemon, pair: &FlowKey, bump: BumpId) -> Res
 pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
     let locked: Vec<FlowKey> = daemon.state.borrow().conns.locked().collect();
     { locked.into_iter() }
-        .filter(|pair| connections::passes(&daemon.host, pair))
+        .filter(|pair| {
+            connections::passes(&daemon.host, pair)
+                || daemon.host.published.borrow().contains_key(pair)
+        })
         .collect()
 }

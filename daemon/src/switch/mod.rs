@@ -97,6 +97,7 @@ impl Daemon {
         let state = self.state.borrow();
         let (inventory, addresses) = (self.host.inventory(), self.host.addresses());
         let mut wish = state.wish(&self.config, &inventory, &addresses, added);
+        wish.translates = connections::is_forwarding();
         // The router that a matched connection comes through is a host of the peer, as far as marks go.
         let matched = self.host.matched();
         let routers: BTreeSet<IpNet> = matched.keys().map(|pair| IpNet::from(pair.dst)).collect();
@@ -156,6 +157,13 @@ impl Daemon {
             mark: self.seen(found),
             closed: found.was_closed(),
         }
+    }
+
+    /// Notes a tracked connection if the nat table leads it elsewhere.
+    pub(crate) fn note_published(&self, found: &Connection) {
+        let published = connections::published(&self.host, found);
+        let mut known = self.host.published.borrow_mut();
+        known.extend(published.map(|called| (called, found.reply)));
     }
 
     /// What conntrack has of these connections, one by one.

@@ -40,6 +40,7 @@ mod others;
 mod plain;
 mod policy;
 mod prefer;
+mod published;
 mod readme;
 mod recovery;
 mod reproduce;

@@ -120,7 +120,8 @@ pub(super) fn sets() -> impl Iterator<Item = Change> {
             Family::V4 => (7, 16),
             Family::V6 => (8, 40),
         };
-        let flags = if set == Set::Untracked { DYNAMIC } else { 0 };
+        let is_dynamic = matches!(set, Set::Untracked | Set::Translated);
+        let flags = if is_dynamic { DYNAMIC } else { 0 };
         let kind = ((address << 6 | PORT) << 6 | address) << 6 | PORT;
         Change {
             kind: Kind::NewSet,

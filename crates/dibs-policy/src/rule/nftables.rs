@@ -43,8 +43,15 @@ const HOUR: u32 = 32;
 
 /// Keys of the `ct` expression: of the connection that a packet belongs to, or that an ICMP error is about.
 const CT_STATE: u32 = 0;
+const CT_DIRECTION: u32 = 1;
+const CT_STATUS: u32 = 2;
 const CT_MARK: u32 = 3;
 const CT_PROTOCOL: u32 = 10;
+/// As its first packet had it: ports, and addresses of IPv4 and IPv6, of the source; each of the destination is one more.
+const CT_PORT: u32 = 11;
+const CT_ADDRESS: [u32; 2] = [19, 21];
+/// IPS_DST_NAT.
+const DESTINATION_CHANGED: u32 = 1 << 5;
 
 /// Where an offset counts from.
 const NETWORK: u32 = 1;
@@ -86,12 +93,13 @@ impl Printed {
 impl Rule {
     /// Whether it is another rule for each family though it names none.
     pub(crate) fn is_of_a_family(&self) -> bool {
-        let of_family = |asked: &Match| {
-            matches!(
-                asked,
-                Match::Among(_) | Match::AmongBack(_) | Match::Term(Term::Dscp(_))
-            )
-        };
+        fn of_family(asked: &Match) -> bool {
+            match asked {
+                Match::AsCalled(part) => of_family(part),
+                Match::Among(_) | Match::AmongBack(_) | Match::Term(Term::Dscp(_)) => true,
+                _ => false,
+            }
+        }
         self.matches.iter().any(of_family)
             || matches!(
                 self.verdict,
@@ -153,6 +161,13 @@ impl Expressions {
                 let flags = self.payload(REGISTER, TRANSPORT, 13, 1);
                 flags.bitwise(&[0b1_0111], &[0]).compare(&[0b10], *is);
             }
+            Match::Translated { answers } => {
+                let changed = Bits::are(DESTINATION_CHANGED, DESTINATION_CHANGED);
+                self.tracked(CT_STATUS).masked(changed);
+                self.tracked(CT_DIRECTION)
+                    .compare(&[u8::from(*answers)], true);
+            }
+            Match::AsCalled(part) => return self.as_called(part, family),
             Match::Class(_) => {}
             Match::Term(_) | Match::Iptables(_) => return None,
             Match::Among(set) => self.ends(family?, false).among(set.name(family?)),
@@ -166,6 +181,49 @@ impl Expressions {
             }
         }
         Some(())
+    }
+
+    /// Ends of the connection, of its answers as the caller knows them.
+    fn as_called(&mut self, part: &Match, family: Option<Family>) -> Option<()> {
+        match part {
+            Match::From(net) => self.called_prefix(*net, true),
+            Match::To(net) => self.called_prefix(*net, false),
+            Match::Tcp { sport, dport } => {
+                self.tracked(CT_PROTOCOL).compare(&TCP, true);
+                for (ports, key) in [(dport, CT_PORT), (sport, CT_PORT + 1)] {
+                    if let Some(ports) = ports {
+                        self.first_packet(REGISTER, key).ports(*ports);
+                    }
+                }
+            }
+            Match::Among(set) => {
+                let family = family?;
+                let source = CT_ADDRESS[usize::from(family == Family::V6)];
+                let words = if family == Family::V4 { 1 } else { 4 };
+                self.tracked(CT_PROTOCOL).compare(&TCP, true);
+                self.first_packet(WORDS, source + 1)
+                    .first_packet(WORDS + words, CT_PORT + 1)
+                    .first_packet(WORDS + words + 1, source)
+                    .first_packet(WORDS + 2 * words + 1, CT_PORT)
+                    .among(set.name(family));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn called_prefix(&mut self, prefix: IpNet, destination: bool) {
+        if prefix.prefix_len() > 0 {
+            let address = CT_ADDRESS[usize::from(prefix.addr().is_ipv6())];
+            self.first_packet(REGISTER, address + u32::from(destination))
+                .within(prefix);
+        }
+    }
+
+    /// Loads what the first packet of the connection had.
+    fn first_packet(&mut self, register: u32, key: u32) -> &mut Self {
+        // NFTA_CT_DREG, _KEY, _DIRECTION.
+        self.add("ct", numbers(&[register, key]).bytes(3, &[0]))
     }
 
     fn verdict(&mut self, verdict: &Verdict, family: Option<Family>) -> Option<()> {
@@ -244,12 +302,15 @@ impl Expressions {
         self.meta(PROTOCOL).compare(&TCP, true);
         for (ports, offset) in [(sport, 0), (dport, 2)] {
             let Some(ports) = ports else { continue };
-            let loaded = self.payload(REGISTER, TRANSPORT, offset, 2);
-            let (first, last) = (ports.first.to_be_bytes(), ports.last.to_be_bytes());
-            match first == last {
-                true => loaded.compare(&first, true),
-                false => loaded.range(&first, &last, false),
-            }
+            self.payload(REGISTER, TRANSPORT, offset, 2).ports(ports);
+        }
+    }
+
+    fn ports(&mut self, ports: Ports) {
+        let (first, last) = (ports.first.to_be_bytes(), ports.last.to_be_bytes());
+        match first == last {
+            true => self.compare(&first, true),
+            false => self.range(&first, &last, false),
         }
     }
 
@@ -303,9 +364,13 @@ impl Expressions {
         if prefix.prefix_len() == 0 {
             return;
         }
-        let address = bytes(prefix.addr());
         self.address(REGISTER, Family::of(prefix.addr()), destination)
-            .bitwise(&bytes(prefix.netmask()), &vec![0; address.len()])
+            .within(prefix);
+    }
+
+    fn within(&mut self, prefix: IpNet) {
+        let address = bytes(prefix.addr());
+        self.bitwise(&bytes(prefix.netmask()), &vec![0; address.len()])
             .compare(&address, true);
     }
 

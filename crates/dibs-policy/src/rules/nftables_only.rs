@@ -19,9 +19,22 @@ impl List<'_> {
         let remembered = |bump| self.remembered(bump, self.passed(bump));
         let mut rules: Vec<Rule> = self.desired.bumps.iter().flat_map(remembered).collect();
         rules.extend(self.follow_passing());
+        for bump in &self.desired.bumps {
+            let came = { self.translated_ends(bump).into_iter() }
+                .map(|ends| [ends, vec![came(bump)]].concat());
+            rules.extend(came.map(|came| Rule::new(came, Verdict::Remember(Set::Translated))));
+        }
         rules.push(self.is_marked());
         rules.push(stop([Match::Among(Set::Bumped)]));
+        if self.desired.translates {
+            let bumped = Match::AsCalled(Box::new(Match::Among(Set::Bumped)));
+            rules.push(stop([Match::Translated { answers: true }, bumped]));
+        }
         rules.extend(self.entering_gateway());
+        if self.desired.translates {
+            // Its entry is lost, and nothing else translates its source back.
+            rules.push(stop([Match::Among(Set::Translated)]));
+        }
         rules
     }
 
@@ -64,6 +77,9 @@ impl List<'_> {
             rules.push(stop(between(far, near, [Match::AmongBack(Set::Locked)])));
             let from_elsewhere = [Match::Among(Set::Locked), Match::NoWayBack];
             rules.push(stop(between(near, far, from_elsewhere)));
+        }
+        if self.desired.translates {
+            rules.push(stop([Match::AmongBack(Set::Locked)]));
         }
         rules
     }

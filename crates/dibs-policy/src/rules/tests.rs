@@ -139,6 +139,11 @@ fn wishes() -> Vec<(&'static str, Desired)> {
         }],
         ..Desired::default()
     };
+    let mut forwards = Desired {
+        translates: true,
+        ..everything()
+    };
+    forwards.bumps[0].addresses = vec!["10.0.1.1".parse().unwrap()];
     vec![
         ("one bump, no rule", one.clone()),
         ("one bump, failing open", open(one)),
@@ -148,6 +153,7 @@ fn wishes() -> Vec<(&'static str, Desired)> {
         ("a gateway without a bump", idle),
         ("an exit", exit),
         ("a gateway whose peer is an exit", everywhere),
+        ("a host that forwards for containers", forwards),
     ]
 }
 
@@ -242,10 +248,26 @@ fn decoded(expressions: &[u8]) -> String {
                 number(2),
             ),
             "ct" if !of(4).is_empty() => "set ct mark".to_owned(),
-            "ct" => format!(
-                "ct {}",
-                pick(&[(0, "state"), (3, "mark"), (10, "protocol")], number(2))
-            ),
+            "ct" => {
+                let key = pick(
+                    &[
+                        (0, "state"),
+                        (1, "direction"),
+                        (2, "status"),
+                        (3, "mark"),
+                        (10, "protocol"),
+                        (11, "sport"),
+                        (12, "dport"),
+                        (19, "saddr"),
+                        (20, "daddr"),
+                        (21, "saddr6"),
+                        (22, "daddr6"),
+                    ],
+                    number(2),
+                );
+                let original = if of(3).is_empty() { "" } else { "original " };
+                format!("ct {original}{key}")
+            }
             "payload" => {
                 let base = pick(&[(1, "nh"), (2, "th")], number(2));
                 format!("@{base},{},{}", number(3), number(4))

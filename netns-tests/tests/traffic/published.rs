@@ -1,0 +1,68 @@
+//! Services in containers of the server, which its nat table leads to: on bumps as others are.
+
+use anyhow::Result;
+use netns_tests::docker::{self, PORT};
+use netns_tests::traffic::{SETTLED, Talk};
+use netns_tests::{Net, Setup, isolated};
+use nix::sys::signal::Signal;
+
+/// A connection to the container, on which both talk without end.
+fn talk(net: &Net, container: &dibs_netns::Host) -> Result<Talk> {
+    let ends = docker::connect(&net.a.host, container)?;
+    Talk::over(&net.a.host, container, ends)
+}
+
+#[test]
+fn rules_of_either_end_take_what_begins_to_a_container() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let container = net.container()?;
+            for (number, option) in ["--dport", "--sport"].into_iter().enumerate() {
+                let rule = ["rule", "add", option, "8080", "--bump", "seal"];
+                let node = [&net.a, &net.b][number];
+                let made = node.ctl(&rule)?;
+                let ears = net.eavesdrop()?;
+                let talk = talk(net, &container)?;
+                talk.advance(SETTLED)?;
+                ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+                net.wait_bump(PORT, "seal")?;
+                net.wait_locked(PORT)?;
+                talk.advance(SETTLED)?;
+                talk.finish()?;
+                let node = [&net.a, &net.b][number];
+                node.ctl(&["rule", "del", &made["id"].to_string()])?;
+            }
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_live_connection_to_a_container_moves_and_docker_restarts_meanwhile() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let container = net.container()?;
+            let talk = talk(net, &container)?;
+            talk.advance(SETTLED)?;
+            for (number, option) in ["--dport", "--sport"].into_iter().enumerate() {
+                let node = [&net.a, &net.b][number];
+                node.ctl(&["enable", option, "8080", "--bump", "seal"])?;
+                net.wait_bump(PORT, "seal")?;
+                talk.advance(SETTLED)?;
+                net.wait_locked(PORT)?;
+                let ears = net.eavesdrop()?;
+                docker::restart(&net.b.host)?;
+                talk.advance(SETTLED)?;
+                net.b.stop(Signal::SIGKILL)?;
+                net.b.start()?;
+                talk.advance(SETTLED)?;
+                ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+                let node = [&net.a, &net.b][number];
+                node.ctl(&["disable", option, "8080"])?;
+                net.wait_bump(PORT, "plain")?;
+                talk.advance(SETTLED)?;
+            }
+            talk.finish()
+        })
+    });
+}
