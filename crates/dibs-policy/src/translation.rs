@@ -1,4 +1,4 @@
-//! Source NAT of others: who translates the addresses of what this host sends.
+//! NAT of others: who translates the addresses of what this host sends, and of what is sent to it.
 
 use ipnet::IpNet;
 use std::net::SocketAddr;
@@ -8,6 +8,8 @@ use crate::runner::{Command, CommandRunner, System};
 
 /// What changes a packet's source.
 const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
+/// What changes a packet's destination.
+const LEADING: [&str; 2] = ["DNAT", "REDIRECT"];
 /// Each sees only the rules made with it.
 const PROGRAMS: [[&str; 2]; 2] = [
     ["iptables-nft-save", "iptables-legacy-save"],
@@ -17,18 +19,42 @@ const PROGRAMS: [[&str; 2]; 2] = [
 /// The first rule of iptables that may translate the source of a connection, as it was written; `None`
 /// where nftables or a chain that jumps elsewhere does.
 pub async fn rule_for(local: SocketAddr, remote: SocketAddr) -> Result<Option<String>, Error> {
-    for program in PROGRAMS[usize::from(remote.is_ipv6())] {
+    let tables = saved(remote.is_ipv6()).await?;
+    let mut found = tables.iter().filter_map(|saved| find(saved, local, remote));
+    Ok(found.next().map(str::to_owned))
+}
+
+/// Rules of iptables that give what is sent to this host another destination, as they were written.
+pub async fn leading() -> Result<Vec<String>, Error> {
+    let mut found = Vec::new();
+    for v6 in [false, true] {
+        for saved in saved(v6).await? {
+            found.extend(leading_in(&saved).map(str::to_owned));
+        }
+    }
+    Ok(found)
+}
+
+async fn saved(v6: bool) -> Result<Vec<String>, Error> {
+    let mut tables = Vec::new();
+    for program in PROGRAMS[usize::from(v6)] {
         match System.run(&Command::new(program, &[], "")).await {
-            Ok(saved) => {
-                if let Some(rule) = find(&saved, local, remote) {
-                    return Ok(Some(rule.to_owned()));
-                }
-            }
+            Ok(saved) => tables.push(saved),
             Err(Error::NotInstalled(_) | Error::Command { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(None)
+    Ok(tables)
+}
+
+fn leading_in(saved: &str) -> impl Iterator<Item = &str> {
+    let mut table = "";
+    saved.lines().filter(move |line| {
+        table = line.strip_prefix('*').unwrap_or(table);
+        let target = line.split(" -j ").nth(1).unwrap_or_default();
+        let target = target.split(' ').next().unwrap_or_default();
+        table == "nat" && LEADING.contains(&target)
+    })
 }
 
 fn find(saved: &str, local: SocketAddr, remote: SocketAddr) -> Option<&str> {
@@ -86,5 +112,8 @@ COMMIT
             Some("-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE")
         );
         assert_eq!(rule("10.0.1.1:40000", "10.3.1.2:80"), None);
+        let leads = "-A DOCKER ! -i docker0 -p tcp -m tcp --dport 80 -j DNAT --to-destination 172.17.0.2:80";
+        let saved = format!("*nat\n-A DOCKER -i docker0 -j RETURN\n{leads}\n");
+        assert_eq!(leading_in(&saved).collect::<Vec<_>>(), [leads]);
     }
 }

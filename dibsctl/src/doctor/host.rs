@@ -247,6 +247,14 @@ impl Host {
         way
     }
 
+    /// Rules that lead what is sent to this host elsewhere.
+    pub(crate) async fn leading(&self) -> Vec<String> {
+        match self.root {
+            true => translation::leading().await.unwrap_or_default(),
+            false => Vec::new(),
+        }
+    }
+
     /// Rules that change the source of what this host sends the peers, by peer.
     pub(crate) async fn translated(&self, config: &Config) -> Vec<(String, String)> {
         let mut found = Vec::new();

@@ -102,9 +102,11 @@ async fn of_config(host: &Host, config: Option<&Config>, status: Option<&Status>
         running,
     ));
     let silent = status.map_or(&[][..], |status| &status.silent_ports);
-    findings.extend(firewall::judge(host, config, &ways, silent));
+    let leading = host.leading().await;
+    findings.extend(firewall::judge(host, config, &ways, silent, &leading));
     findings.extend(forwarding::judge(config, host::sysctl));
     findings.extend(translation::judge(&host.translated(config).await));
+    findings.extend(translation::judge_leading(&leading));
     findings
 }
 

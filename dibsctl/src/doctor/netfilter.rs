@@ -174,6 +174,7 @@ mod tests {
     fn answer(saved: &str) -> Option<String> {
         let packet = Packet {
             inbound: true,
+            passes: false,
             interface: "dibs1".to_owned(),
             protocol: "tcp",
             source: Some("10.0.1.2".parse().unwrap()),

@@ -221,6 +221,7 @@ mod tests {
         }));
         let packet = Packet {
             inbound: true,
+            passes: false,
             interface: "dibs1".to_owned(),
             protocol: "tcp",
             source: Some("10.0.1.2".parse().unwrap()),

@@ -11,6 +11,8 @@ use ipnet::IpNet;
 pub(crate) struct Packet {
     /// Whether it comes in; else it goes out.
     pub(crate) inbound: bool,
+    /// It comes in, and goes on to another host.
+    pub(crate) passes: bool,
     /// By which it comes or goes.
     pub(crate) interface: String,
     /// "tcp" or "udp".
@@ -102,6 +104,7 @@ const DEPTH: usize = 32;
 /// Rule, or policy, that drops a packet for certain in a chain that the kernel calls for it.
 pub(crate) fn dropped_by(chains: &[Chain], packet: &Packet) -> Option<String> {
     let hooks = match packet.inbound {
+        true if packet.passes => ["prerouting", "forward"],
         true => ["prerouting", "input"],
         false => ["output", "postrouting"],
     };
@@ -182,7 +185,7 @@ impl Packet {
         };
         match what {
             What::In(names) => Some(named(names, true)),
-            What::Out(names) => Some(named(names, false)),
+            What::Out(names) => (!packet.passes).then(|| named(names, false)),
             What::Protocol(names) => Some(names.iter().any(|name| name == packet.protocol)),
             What::Source(nets) => within(nets, packet.source),
             What::Destination(nets) => within(nets, packet.destination),
@@ -191,7 +194,7 @@ impl Packet {
                 .map(|port| spans.iter().any(|(from, to)| (*from..=*to).contains(&port))),
             // What is judged comes to this host.
             What::AddressType(types) => {
-                { packet.inbound }.then(|| types.iter().any(|of| of == "LOCAL"))
+                { packet.inbound && !packet.passes }.then(|| types.iter().any(|of| of == "LOCAL"))
             }
             What::State(states) => Some(states.iter().any(|state| state == packet.state)),
             What::Unknown => None,

@@ -1,10 +1,13 @@
 //! Services in containers of the server, which its nat table leads to: on bumps as others are.
 
 use anyhow::Result;
+use netns_tests::daemon::wait;
 use netns_tests::docker::{self, PORT};
+use netns_tests::topology::server;
 use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
 
 /// A connection to the container, on which both talk without end.
 fn talk(net: &Net, container: &dibs_netns::Host) -> Result<Talk> {
@@ -17,21 +20,38 @@ fn rules_of_either_end_take_what_begins_to_a_container() {
     isolated(|| {
         Setup::new().run(|net| {
             let container = net.container()?;
-            for (number, option) in ["--dport", "--sport"].into_iter().enumerate() {
-                let rule = ["rule", "add", option, "8080", "--bump", "seal"];
-                let node = [&net.a, &net.b][number];
-                let made = node.ctl(&rule)?;
+            for option in ["--sport", "--dport"] {
+                let node = if option == "--dport" { &net.a } else { &net.b };
+                let made = node.ctl(&["rule", "add", option, "8080", "--bump", "seal"])?;
                 let ears = net.eavesdrop()?;
                 let talk = talk(net, &container)?;
                 talk.advance(SETTLED)?;
-                ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
                 net.wait_bump(PORT, "seal")?;
                 net.wait_locked(PORT)?;
+                net.b.host.run("iptables -t mangle -F")?;
                 talk.advance(SETTLED)?;
-                talk.finish()?;
-                let node = [&net.a, &net.b][number];
-                node.ctl(&["rule", "del", &made["id"].to_string()])?;
+                // What the container sends then leaves for nowhere, until the nat table leads something there again.
+                net.b.host.run("conntrack -F")?;
+                talk.advance(SETTLED)?;
+                talk.finish_unheard(ears, SETTLED as usize)?;
+                if option == "--sport" {
+                    node.ctl(&["rule", "del", &made["id"].to_string()])?;
+                }
             }
+            net.b.host.run("iptables -I DOCKER-USER -i dibs+ -j DROP")?;
+            let calling = net.a.host.in_ns(|| -> Result<Socket> {
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+                socket.set_nonblocking(true)?;
+                let _ = socket.connect(&server(PORT).into());
+                Ok(socket)
+            })?;
+            wait("the port to be told", || {
+                let told = net.b.diagnosis("firewall").unwrap_or_default();
+                ["port 8080", "172.17.0.2:80", "DOCKER-USER -i dibs+ -j DROP"]
+                    .iter()
+                    .all(|part| told.contains(part))
+            })?;
+            drop(calling);
             Ok(())
         })
     });

@@ -1,6 +1,8 @@
 //! Whether this host's firewall lets through what dibs needs: what comes out of a TUN and goes into it, and
 //! the datagrams of the paths.
 
+use std::net::SocketAddr;
+
 use dibs_config::{BumpConfig, Config};
 use dibs_control::SilentPortInfo;
 
@@ -17,6 +19,7 @@ pub(crate) fn judge(
     config: &Config,
     ways: &[Way],
     silent: &[SilentPortInfo],
+    leading: &[String],
 ) -> Vec<Finding> {
     if !host.root {
         return vec![Finding::needs_root(CHECK)];
@@ -25,7 +28,7 @@ pub(crate) fn judge(
     let devices = devices(config);
     let mut findings = of_peers(&filter, config, &devices);
     findings.extend(of_ways(&filter, config, ways));
-    findings.extend(of_silent(&filter, config, silent));
+    findings.extend(of_silent(&filter, config, silent, leading));
     if findings.is_empty() {
         let fine = format!(
             "no rule drops what arrives on {} or the datagrams of the paths",
@@ -106,7 +109,11 @@ impl Filter {
             )
         };
         let port = packet.dport;
-        let chain = if packet.inbound { "INPUT" } else { "OUTPUT" };
+        let chain = match packet.inbound {
+            true if packet.passes => "FORWARD",
+            true => "INPUT",
+            false => "OUTPUT",
+        };
         let option = if packet.inbound { "-i" } else { "-o" };
         let device = if interface.ends_with('+') {
             "dibs1"
@@ -147,6 +154,7 @@ fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding
         for net in &peer.addresses {
             let inward = Packet {
                 inbound: true,
+                passes: false,
                 interface: String::new(),
                 protocol: "tcp",
                 source: Some(net.addr()),
@@ -156,6 +164,7 @@ fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding
             };
             let outward = Packet {
                 inbound: false,
+                passes: false,
                 source: None,
                 destination: Some(net.addr()),
                 ..inward.clone()
@@ -183,6 +192,7 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
         };
         let outward = Packet {
             inbound: false,
+            passes: false,
             interface: interface.clone(),
             protocol: "udp",
             source: None,
@@ -192,6 +202,7 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
         };
         let inward = Packet {
             inbound: true,
+            passes: false,
             source: Some(remote.ip()),
             destination: None,
             dport: Some(config.daemon.port),
@@ -218,7 +229,12 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
 }
 
 /// Ports that do not answer connections that come by a bump.
-fn of_silent(filter: &Filter, config: &Config, silent: &[SilentPortInfo]) -> Vec<Finding> {
+fn of_silent(
+    filter: &Filter,
+    config: &Config,
+    silent: &[SilentPortInfo],
+    leading: &[String],
+) -> Vec<Finding> {
     let here = silent.iter().filter(|at| at.here);
     let judged = here.map(|at| {
         let SilentPortInfo {
@@ -229,17 +245,24 @@ fn of_silent(filter: &Filter, config: &Config, silent: &[SilentPortInfo]) -> Vec
             ..
         } = at;
         let peer = config.peers.iter().find(|peer| peer.name == *name);
+        let led = { leading.iter() }.find(|rule| rule.contains(&format!(" --dport {port} ")));
+        let to = led.and_then(|rule| rule.split(" --to-destination ").nth(1));
+        let to = to.and_then(|to| to.parse::<SocketAddr>().ok());
         let packet = Packet {
             inbound: true,
+            passes: to.is_some(),
             interface: device.clone(),
             protocol: "tcp",
             source: peer.and_then(|peer| Some(peer.addresses.first()?.addr())),
-            destination: None,
-            dport: Some(*port),
+            destination: to.map(|to| to.ip()),
+            dport: Some(to.map_or(*port, |to| to.port())),
             state: "new",
         };
+        let led = led.map_or_else(String::new, |rule| {
+            format!(", which \"{rule}\" leads elsewhere")
+        });
         let what =
-            format!("connections of {name} to port {port} on {bump} ({device}) get no answer");
+            format!("connections of {name} to port {port} on {bump} ({device}){led} get no answer");
         let (found, advice) = match filter.dropped_by(&packet) {
             Some(by) => (
                 format!("{what}: dropped by {by}"),
@@ -299,7 +322,7 @@ mod tests {
             remote: Some("10.0.1.2:5300".parse().unwrap()),
             ..Way::default()
         };
-        judge(&host, &config, &[way], silent)
+        judge(&host, &config, &[way], silent, &[])
     }
 
     fn outcomes(rules: &str) -> Vec<(Option<String>, Outcome)> {
