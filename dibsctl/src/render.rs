@@ -91,8 +91,17 @@ pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {
         ">RECEIVED", bytes(conn.bytes_received);
         ">RETRANS", conn.retransmissions.to_string();
         "PATHS (SENT/RECEIVED)", paths(conn);
-        "NOTE", conn.reason.clone().unwrap_or_default();
+        "NOTE", note(conn, now);
     )
+}
+
+fn note(conn: &ConnInfo, now: f64) -> String {
+    let plain = conn.plain.map(|plain| match plain.open {
+        true => "plain open".to_owned(),
+        false => format!("plain closed for {}", since(plain.heard, now)),
+    });
+    let notes: Vec<String> = conn.reason.clone().into_iter().chain(plain).collect();
+    notes.join("; ")
 }
 
 pub(crate) fn changed(changed: &Changed, now: f64) -> String {

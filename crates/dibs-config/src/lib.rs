@@ -88,6 +88,8 @@ pub struct Daemon {
     pub trusted_share: f64,
     /// `hold`
     pub on_trusted_down: OnTrustedDown,
+    /// True; connections that routers translate are shown to these in plain while they are on a bump.
+    pub keep_plain_open: bool,
     /// Bump that `enable` takes without `--bump`; none: it must be named.
     pub default_bump: Option<String>,
     /// None; the networks that this host forwards for, host bits zero. None shares an address with a
@@ -123,6 +125,7 @@ impl Default for Daemon {
             scheduler: Scheduler::default(),
             trusted_share: 0.05,
             on_trusted_down: OnTrustedDown::Hold,
+            keep_plain_open: true,
             default_bump: None,
             gateway: Vec::new(),
             exit: false,

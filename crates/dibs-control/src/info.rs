@@ -175,6 +175,9 @@ pub struct ConnInfo {
     /// The far end by the peer's name, where addresses are translated between the two hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_there: Option<SocketAddr>,
+    /// State of the ordinary route, of a connection on a bump that is shown there because addresses are translated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain: Option<PlainInfo>,
     /// Its name, or "plain".
     pub bump: String,
     /// Name of the process that holds the socket.
@@ -199,6 +202,15 @@ pub struct ConnInfo {
     /// Why it does not come about, as far as is known.
     #[serde(default)]
     pub reason: Option<String>,
+}
+
+/// Whether the ordinary route still carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlainInfo {
+    /// True if the other end is heard there.
+    pub open: bool,
+    /// Time at which it was last heard, in seconds since 1970.
+    pub heard: f64,
 }
 
 /// A connection's part of a path.

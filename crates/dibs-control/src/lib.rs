@@ -27,8 +27,8 @@ pub use codec::{
 use dibs_settings::{Shows, Term};
 pub use info::{
     BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, EndpointInfo, Event,
-    Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleGone, RuleInfo, RuleMade,
-    RuleOrigin, SilentPortInfo, Skipped, Status, Trust,
+    Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, PlainInfo, RuleGone, RuleInfo,
+    RuleMade, RuleOrigin, SilentPortInfo, Skipped, Status, Trust,
 };
 pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};
 pub use selector::{Match, Selector, Terms};

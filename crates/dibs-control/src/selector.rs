@@ -208,6 +208,7 @@ mod tests {
             remote: "10.0.1.2:80".parse().unwrap(),
             local_there: None,
             remote_there: None,
+            plain: None,
             bump: "plain".to_owned(),
             process: None,
             pid: Some(42),

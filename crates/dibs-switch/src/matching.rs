@@ -109,6 +109,8 @@ pub struct Search {
     shown: Vec<Stand>,
     /// Ends that showed the same, as this host sends, by index.
     heard: BTreeMap<usize, BTreeSet<FlowKey>>,
+    /// Acknowledgements whose addresses found no room.
+    left_out: u64,
     /// Connections of which something arrived with other numbers.
     renumbered: BTreeSet<usize>,
 }
@@ -119,6 +121,7 @@ impl Search {
         Self {
             shown,
             heard: BTreeMap::new(),
+            left_out: 0,
             renumbered: BTreeSet::new(),
         }
     }
@@ -132,6 +135,8 @@ impl Search {
                 let heard = self.heard.entry(index).or_default();
                 if heard.len() < MOST_HEARD {
                     heard.insert(pair.reversed());
+                } else if !heard.contains(&pair.reversed()) {
+                    self.left_out += 1;
                 }
             } else if same.contains(&true) || tsval(shown).is_some() && tsval(stand) == tsval(shown)
             {
@@ -148,6 +153,12 @@ impl Search {
     /// All ends that showed one of the numbers, as this host sends.
     pub fn candidates(&self) -> BTreeSet<FlowKey> {
         self.heard.values().flatten().copied().collect()
+    }
+
+    /// Numbers of copies under other addresses that matched nothing: those without room, and addresses of others.
+    pub fn copies(&self, names: &BTreeSet<FlowKey>) -> [u64; 2] {
+        let others = self.candidates().difference(names).count();
+        [self.left_out, others as u64]
     }
 
     /// The name here of the connection `index`, of those candidates that stand so by the words of the kernel here.
@@ -276,6 +287,8 @@ mod tests {
             search.handle_heard(copy, &ASKING.shown());
         }
         assert_eq!(search.candidates().len(), MOST_HEARD);
+        let copies = [4999 - MOST_HEARD as u64, MOST_HEARD as u64];
+        assert_eq!(search.copies(&BTreeSet::new()), copies);
     }
 
     #[test]

@@ -30,6 +30,8 @@ const FIRST_WINDOW: u32 = 16_000;
 const REPEAT_AFTER: Duration = Duration::from_millis(300);
 /// Repetitions of that.
 const REPETITIONS: u32 = 4;
+/// Time after which an end that was not heard is taken for lost: it shows itself twice in it.
+const SILENT_AFTER: Duration = Duration::from_secs(240);
 /// Time for the routers to hear of all of it.
 const ASKED_FOR: Duration = Duration::from_secs(4);
 
@@ -84,6 +86,8 @@ impl Numbers {
 #[derive(Clone, Debug)]
 pub struct Shadow {
     since: Time,
+    /// Time at which the other end was last heard, or the connection left plain.
+    heard_at: Time,
     /// Bytes that the other end's shown window stands for.
     window: u32,
     shown: Option<(Numbers, Time)>,
@@ -104,6 +108,7 @@ impl Shadow {
     pub fn new(scale: u8, plain: Option<Numbers>, now: Time) -> Self {
         Self {
             since: now,
+            heard_at: now,
             window: u32::from(WINDOW) << scale.min(14),
             shown: None,
             repeated: 0,
@@ -118,7 +123,8 @@ impl Shadow {
     }
 
     /// The other end was heard in plain.
-    pub fn handle_heard(&mut self, numbers: Numbers) {
+    pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
+        self.heard_at = now;
         self.is_answer_due |= self.heard != Some(numbers);
         self.heard = Some(numbers);
         self.is_heard = true;
@@ -129,6 +135,12 @@ impl Shadow {
     pub fn ask(&mut self, now: Time) {
         self.asked = Some(now);
         self.repeated = 0;
+    }
+
+    /// Whether plain still carries the connection, as far as that shows, and when the other end was last heard.
+    pub fn plain(&self, now: Time) -> (bool, Time) {
+        let is_heard = now.since(self.heard_at) < SILENT_AFTER && self.repeated < REPETITIONS;
+        (is_heard, self.heard_at)
     }
 
     /// True if it still says where the connection leaves plain, although that is not on a bump yet.
@@ -279,7 +291,7 @@ mod tests {
                     let window = i64::from(WINDOW) << SCALE;
                     if self.router.passes(end, (given - 1, given, acked), window) {
                         let (_, seen) = Numbers::read(&numbers.packet(&pair())).expect("a shadow");
-                        self.shadows[1 - end].handle_heard(seen);
+                        self.shadows[1 - end].handle_heard(seen, self.now);
                     }
                 }
             }
@@ -368,6 +380,11 @@ mod tests {
         };
         let said = (1..100).filter(|tick| shadow.poll(far, START + TICK * *tick).is_some());
         assert_eq!(said.count(), REPETITIONS as usize);
+        assert_eq!(shadow.plain(START + TICK * 100), (false, START));
+        shadow.handle_heard(far, START + TICK * 100);
+        let at = |later: u64| START + TICK * 100 + Duration::from_secs(later);
+        assert_eq!(shadow.plain(at(239)), (true, at(0)));
+        assert_eq!(shadow.plain(at(240)), (false, at(0)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub mod preferences;
 pub mod process;
 pub(crate) mod volumes;
 
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -48,6 +48,8 @@ pub(crate) struct Host {
     pub(crate) published: RefCell<BTreeMap<FlowKey, FlowKey>>,
     /// Shadows of those of the matched ones that are on a bump.
     pub(crate) shadows: RefCell<BTreeMap<FlowKey, Shadow>>,
+    /// Copies of what peers show of connections, under other addresses: those without room, and those that matched nothing.
+    pub(crate) copies: Cell<[u64; 2]>,
     /// Networks that the peers' prefixes leave out.
     left_out: Vec<IpNet>,
     /// Networks that peers do not reach in this host's name.
@@ -75,6 +77,7 @@ impl Host {
             matched: RefCell::default(),
             published: RefCell::default(),
             shadows: RefCell::default(),
+            copies: Cell::default(),
             links: Links::new(config.paths.len()),
             config,
         }

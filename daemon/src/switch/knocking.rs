@@ -279,8 +279,10 @@ fn note_match(daemon: &Daemon, peer: usize, found: &Found, theirs: FlowKey) -> R
         scale,
         stand,
     } = *found;
-    let shadow = Shadow::new(scale, Some(stand.into()), now());
-    daemon.host.shadows.borrow_mut().insert(pair, shadow);
+    if daemon.config.daemon.keep_plain_open {
+        let shadow = Shadow::new(scale, Some(stand.into()), now());
+        daemon.host.shadows.borrow_mut().insert(pair, shadow);
+    }
     let known = Matched {
         peer,
         theirs,
@@ -395,7 +397,13 @@ async fn find_shown(
             stand: stands[&pair],
         })
     };
-    Ok(conns.iter().enumerate().map(find).collect())
+    let found: Vec<Result<Found, Outcome>> = conns.iter().enumerate().map(find).collect();
+    let names = found.iter().flatten().map(|found| found.pair).collect();
+    let [left_out, unfit] = search.copies(&names);
+    let known = daemon.host.copies.get();
+    let copies = [known[0] + left_out, known[1] + unfit];
+    daemon.host.copies.set(copies);
+    Ok(found)
 }
 
 /// Shows connections in plain that the two hosts call by different addresses while they are on a bump, so that routers do
@@ -480,7 +488,7 @@ impl Shown {
                     if let Some((pair, numbers)) = heard
                         && let Some(shadow) = daemon.host.shadows.borrow_mut().get_mut(&pair)
                     {
-                        shadow.handle_heard(numbers);
+                        shadow.handle_heard(numbers, now());
                     }
                 }
                 () = sleep(SHOWN_EACH) => {}

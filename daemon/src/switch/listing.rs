@@ -7,7 +7,7 @@ use std::time::Duration;
 use dibs_config::BuiltIn;
 use dibs_control::{
     BumpInfo, ConnInfo, ConnPathInfo, EndpointInfo, ErrorKind, Failure, PathInfo, PathState,
-    PeerInfo, PeerState, Status,
+    PeerInfo, PeerState, PlainInfo, Status,
 };
 use dibs_core::node::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Unused;
@@ -19,7 +19,7 @@ use crate::control::{Caller, refused};
 use crate::data::bumps::Carried;
 use crate::data::{Gone, Snapshot};
 use crate::host::live::Live;
-use crate::host::process::wall;
+use crate::host::process::{now, wall};
 use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
 use crate::switch::sessions::{UNSECURED, outdated, peer_state};
@@ -60,7 +60,10 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
     warnings.extend(unknown.map(|why| format!("what iptables dropped is not known: {why}")));
     warnings.extend(daemon.kernel.amiss().map(|why| format!("steering: {why}")));
     let refused = daemon.state.borrow().refused;
+    let [copies_left_out, copies_unfit] = daemon.host.copies.get();
     let of_choices = [
+        ("match_copies_left_out", copies_left_out),
+        ("match_copies_unfit", copies_unfit),
         ("steering_restored", daemon.kernel.restored()),
         ("choice_generation_refused", refused.generations),
         ("choice_host_refused", refused.hosts),
@@ -422,6 +425,7 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
             remote: live.pair.destination(),
             local_there: other(theirs.source(), live.pair.source()),
             remote_there: other(theirs.destination(), live.pair.destination()),
+            plain: bump.and_then(|_| plain_of(daemon, &live.pair, now)),
             bump: daemon.bumps.name_of(bump).to_owned(),
             process: process.map(|process| process.name.clone()),
             pid: process.map(|process| process.pid),
@@ -436,6 +440,14 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
         });
     }
     Ok(infos)
+}
+
+/// State of the ordinary route of a connection that is shown there.
+fn plain_of(daemon: &Daemon, pair: &FlowKey, wall: f64) -> Option<PlainInfo> {
+    let at = now();
+    let (open, heard) = daemon.host.shadows.borrow().get(pair)?.plain(at);
+    let heard = wall - at.since(heard).as_secs_f64();
+    Some(PlainInfo { open, heard })
 }
 
 /// The part that each path had in a connection's bytes.

@@ -196,7 +196,9 @@ async fn main_loop(
     tokio::task::spawn_local(steering::follow_host(own()));
     tokio::task::spawn_local(paths::follow_names(own()));
     tokio::task::spawn_local(sweep(own()));
-    tokio::task::spawn_local(knocking::keep_shadows(own()));
+    if daemon.config.daemon.keep_plain_open {
+        tokio::task::spawn_local(knocking::keep_shadows(own()));
+    }
     tokio::task::spawn_local(rule_changes::follow_hours(own()));
     tokio::task::spawn_local(rule_changes::keep_resolving(own()));
     tokio::task::spawn_local(rule_changes::follow_sessions(own()));

@@ -315,6 +315,7 @@ mod tests {
             remote: "10.0.1.2:80".parse().expect("an address"),
             local_there: None,
             remote_there: None,
+            plain: None,
             bump: bump.to_owned(),
             process: Some("curl".to_owned()),
             pid: Some(7),

@@ -75,6 +75,7 @@ pub(crate) fn conn() -> ConnInfo {
         remote: "10.0.1.2:80".parse().unwrap(),
         local_there: None,
         remote_there: None,
+        plain: None,
         bump: "scramble".to_owned(),
         process: Some("curl\u{1b}[2J".to_owned()),
         pid: Some(42),
