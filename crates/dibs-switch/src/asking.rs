@@ -31,6 +31,8 @@ pub struct Negotiation {
     origin: Option<BumpId>,
     /// It has left there already, and the kernel was told of that: the peer had said that it would follow.
     left: bool,
+    /// Nothing had ended the move by no choice when the peer answered: what does so after that is a later word of the peer.
+    stood_at_answer: bool,
     phase: Phase,
 }
 
@@ -146,6 +148,7 @@ impl Negotiation {
             before: None,
             origin: None,
             left: false,
+            stood_at_answer: false,
             phase: Phase::Locked,
         }
     }
@@ -257,6 +260,7 @@ impl Negotiation {
         };
         let Meant { pair, socket } = self.conn;
         self.phase = Phase::Answered(answer);
+        self.stood_at_answer = self.is_moving(conns);
         match answer {
             Ok((Outcome::Done, _)) if ready => self.phase = Phase::Draining,
             Ok((Outcome::Older, generation)) if self.explicit && !again => {
@@ -325,8 +329,10 @@ impl Negotiation {
         let conclusion = match self.explicit {
             true => conns.update(&self.conn.pair, |conn| self.conclude_with(conn)),
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
-                // Where the peer has gone this host follows.
-                None if self.is_moving(conns) || matches!(answer, Ok((Outcome::Done, _))) => {
+                // Where the peer has gone this host follows, unless it has gone elsewhere since.
+                None if self.is_moving(conns)
+                    || matches!(answer, Ok((Outcome::Done, _))) && !self.stood_at_answer =>
+                {
                     let note = |conn: &mut Conn| {
                         if let Ok((Outcome::Done, _)) = answer {
                             conn.take_from_peer(self.moving());

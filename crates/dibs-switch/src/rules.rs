@@ -148,7 +148,11 @@ where
     /// rule wanted it.
     pub fn is_left_to_choice(&self, gone: &R) -> bool {
         let stood = gone.level() == Level::Require && gone.fit(self.live) == Fit::Means;
-        stood && self.requirement().is_none() && self.choice().is_some()
+        let stands = |choice: Choice| {
+            let required = self.requirement();
+            required.is_none_or(|rule| rule.bump() == choice.bump)
+        };
+        stood && self.choice().is_some_and(stands)
     }
 
     /// Hand that put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
@@ -493,6 +497,7 @@ mod tests {
         for (rules, known, gone, counts) in [
             (&[USUAL][..], chosen(1), REQUIRED, true),
             (&[REQUIRED][..], chosen(1), REQUIRED, false),
+            (&[REQUIRED][..], chosen(2), REQUIRED, true),
             (&[][..], chosen(1), USUAL, false),
             (&[][..], chosen(1), OF_OTHERS, false),
             (&[][..], Conn::default(), REQUIRED, false),
