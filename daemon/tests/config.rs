@@ -50,7 +50,7 @@ fn inventory() -> Inventory {
         mtu: 1500,
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
     };
-    Inventory(vec![
+    Inventory::of(vec![
         interface(1, "lo", true, &["127.0.0.1"]),
         interface(2, "eth0", true, &["10.0.1.1", "fd00:2::1"]),
         interface(3, "wlan0", false, &[]),

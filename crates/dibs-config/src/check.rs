@@ -32,7 +32,7 @@ pub(crate) mod read {
 
     texts! {
         name: super::name => String;
-        interface: super::interface => String;
+        interface: dibs_settings::interfaces => String;
         device: super::device => String;
         local_address: super::local_address => IpAddr;
         loopback: super::loopback => SocketAddr;

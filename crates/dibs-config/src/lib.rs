@@ -164,7 +164,7 @@ pub enum OnTrustedDown {
 pub struct PathConfig {
     /// Unique.
     pub name: String,
-    /// The interface that its socket is bound to. Always there where two paths differ in trust.
+    /// The interface that its socket is bound to, or a [pattern](Self::pattern) of names. Always there where two paths differ in trust.
     pub interface: Option<String>,
     /// The local address, where the interface has several.
     pub address: Option<IpAddr>,
@@ -175,6 +175,13 @@ pub struct PathConfig {
     pub trust: Trust,
     /// Use of the path.
     pub usage: PathUsage,
+}
+
+impl PathConfig {
+    /// The pattern of names that its interface has, if it names no single one.
+    pub fn pattern(&self) -> Option<&str> {
+        { self.interface.as_deref() }.filter(|name| name.contains(['*', '?']))
+    }
 }
 
 /// Use of a path.

@@ -236,7 +236,8 @@ fn check_paths(paths: &[PathConfig], origin: &Origin) -> Result<(), Error> {
             }
         };
         let same = paths[..index].iter().find(|other| {
-            other.interface == path.interface
+            path.pattern().is_none()
+                && other.interface == path.interface
                 && (other.address == path.address
                     || other.address.is_none()
                     || path.address.is_none())

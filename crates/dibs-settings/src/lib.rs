@@ -15,7 +15,8 @@ mod wrong;
 pub use match_expr::MatchExpr;
 pub use reach::left_out;
 pub use term::{
-    DaySpan, Form, PortRange, Selection, Shows, Term, interface, port_range, steered_prefix,
+    DaySpan, Form, PortRange, Selection, Shows, Term, interface, interfaces, is_like, port_range,
+    steered_prefix,
 };
 pub use wrong::{Wrong, meant, no_such_word};
 

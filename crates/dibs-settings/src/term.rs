@@ -488,6 +488,31 @@ pub fn interface(text: &str) -> Result<String, Wrong> {
     ))
 }
 
+/// Interfaces of a path: the name of one, its hardware address, or a pattern of their names, in which `*` stands for any
+/// characters and `?` for one.
+pub fn interfaces(text: &str) -> Result<String, Wrong> {
+    let named = interface(&text.replace(['*', '?'], "x")).map_err(|_| {
+        Wrong::new(
+            format!("\"{}\" names no interface", text.escape_debug()),
+            "a name as `ip link` shows it or one of its altnames there, a hardware address, or a pattern such as \"wwan*\"",
+        )
+    });
+    named.map(|_| text.to_owned())
+}
+
+/// True if a name is one of a pattern, in which `*` stands for any characters and `?` for one.
+pub fn is_like(pattern: &str, name: &str) -> bool {
+    match pattern.split_at_checked(1) {
+        None => name.is_empty(),
+        Some(("*", rest)) => {
+            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+            ends.into_iter().any(|at| is_like(rest, &name[at..]))
+        }
+        Some((first, rest)) => { name.split_at_checked(1) }
+            .is_some_and(|(next, behind)| ["?", next].contains(&first) && is_like(rest, behind)),
+    }
+}
+
 /// The interface of a rule, as iptables and paths under /proc/sys take it.
 fn steered_interface(text: &str) -> Result<String, Wrong> {
     let name = interface(text)?;

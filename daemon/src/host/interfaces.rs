@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
 use dibs_core::path::MIN_MTU;
 use dibs_policy::DeviceName;
+use dibs_settings::{BumpId, is_like};
 use futures_util::TryStreamExt as _;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -20,7 +21,7 @@ pub struct Interface {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Other names that the kernel knows it by (ip-link(8), `altname`).
+    /// Other names that the kernel knows it by (ip-link(8), `altname`), and its hardware address.
     pub altnames: Vec<String>,
     /// Set up, with a carrier.
     pub up: bool,
@@ -30,9 +31,23 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
 }
 
+impl Interface {
+    fn names(&self) -> impl Iterator<Item = &String> {
+        [&self.name].into_iter().chain(&self.altnames)
+    }
+
+    fn is_like(&self, pattern: &str) -> bool {
+        self.names().any(|name| is_like(pattern, name))
+    }
+}
+
 /// All interfaces of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inventory(pub Vec<Interface>);
+pub struct Inventory {
+    interfaces: Vec<Interface>,
+    /// Number of the interface of each path that names a pattern, by the path's name.
+    taken: BTreeMap<String, u32>,
+}
 
 /// What an interface that is missing is taken to have.
 const DEFAULT_MTU: u16 = 1500;
@@ -41,12 +56,57 @@ const DEFAULT_MTU: u16 = 1500;
 pub const LEAST_MTU: u16 = MIN_MTU + 28;
 
 impl Inventory {
+    /// Inventory of these interfaces, of which no path that names a pattern has taken one.
+    pub fn of(interfaces: Vec<Interface>) -> Self {
+        let taken = BTreeMap::new();
+        Self { interfaces, taken }
+    }
+
+    /// The same, with an interface for each path that names a pattern: the one that it had `before`, if that is up or no other
+    /// is, or else the first by name that no other path has.
+    pub fn shared_out(mut self, paths: &[PathConfig], before: &Self) -> Self {
+        let mut free: Vec<&Interface> = { self.interfaces.iter() }
+            .filter(|one| one.name != "lo" && !BumpId::is_tun(&one.name))
+            .collect();
+        free.sort_by(|one, other| (!one.up, &one.name).cmp(&(!other.up, &other.name)));
+        for path in paths.iter().filter(|path| path.pattern().is_none()) {
+            let own = self.of_path(path).map(|own| own.index);
+            free.retain(|one| Some(one.index) != own);
+        }
+        let mut taken = BTreeMap::new();
+        let patterns = || {
+            paths
+                .iter()
+                .filter_map(|path| Some((path, path.pattern()?)))
+        };
+        // What is up is kept before anything new is taken.
+        for is_kept in [true, false] {
+            for (path, pattern) in patterns()
+                .filter(|(path, _)| !taken.contains_key(&path.name))
+                .collect::<Vec<_>>()
+            {
+                let had = before.taken.get(&path.name);
+                let kept = |one: &&&Interface| Some(&one.index) == had && one.up;
+                let mut like = free.iter().filter(|one| one.is_like(pattern));
+                let found = match is_kept {
+                    true => like.find(kept),
+                    false => like.next(),
+                };
+                if let Some(index) = found.map(|one| one.index) {
+                    taken.insert(path.name.clone(), index);
+                    free.retain(|one| one.index != index);
+                }
+            }
+        }
+        self.taken = taken;
+        self
+    }
+
     /// The interface that the kernel knows by this name, its own or an alternative one.
     pub fn named(&self, name: &str) -> Option<&Interface> {
-        let is_called = |interface: &&Interface| {
-            interface.name == name || interface.altnames.iter().any(|other| other == name)
-        };
-        self.0.iter().find(is_called)
+        self.interfaces
+            .iter()
+            .find(|one| one.names().any(|own| own == name))
     }
 
     /// An interface of the file as rules of the kernel have to name it: by its own name. One that is not there may
@@ -59,9 +119,13 @@ impl Inventory {
     /// The interface of a configured path: the one that it names, or the one with its address.
     pub fn of_path(&self, path: &PathConfig) -> Option<&Interface> {
         match (&path.interface, path.address) {
+            (Some(_), _) if path.pattern().is_some() => {
+                let taken = self.taken.get(&path.name)?;
+                self.interfaces.iter().find(|one| one.index == *taken)
+            }
             (Some(name), _) => self.named(name),
             (None, Some(address)) => {
-                let mut all = self.0.iter();
+                let mut all = self.interfaces.iter();
                 all.find(|interface| interface.addresses.contains(&address))
             }
             (None, None) => None,
@@ -118,7 +182,7 @@ impl Inventory {
     /// The networks that this host is in, but by the interfaces `ours`: what interfaces have addresses that lead to
     /// others, whether they are up, and those addresses.
     pub fn networks(&self, ours: impl Fn(&str) -> bool) -> Vec<(&str, bool, Vec<IpAddr>)> {
-        let interfaces = self.0.iter().filter(|interface| !ours(&interface.name));
+        let interfaces = { self.interfaces.iter() }.filter(|interface| !ours(&interface.name));
         let networks = interfaces.map(|interface| {
             let addresses = interface.addresses.iter().copied();
             let addresses = sorted(addresses.filter(|address| is_routable(*address)));
@@ -131,7 +195,7 @@ impl Inventory {
 
     /// The addresses that connections of this host may use, but for those of the interfaces `ours`.
     pub fn host_addresses(&self, ours: impl Fn(&str) -> bool) -> Vec<IpAddr> {
-        let interfaces = self.0.iter().filter(|interface| !ours(&interface.name));
+        let interfaces = { self.interfaces.iter() }.filter(|interface| !ours(&interface.name));
         let addresses = interfaces.flat_map(|interface| interface.addresses.iter().copied());
         sorted(addresses.filter(|address| is_routable(*address)))
     }
@@ -157,7 +221,7 @@ pub(crate) fn sorted(addresses: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
 /// never leaves.
 pub(crate) fn own_addresses(config: &Config, inventory: &Inventory) -> Vec<String> {
     // A relay on this host may listen at a loopback address.
-    let own: BTreeSet<IpAddr> = { inventory.0.iter() }
+    let own: BTreeSet<IpAddr> = { inventory.interfaces.iter() }
         .flat_map(|interface| interface.addresses.iter().copied())
         .filter(|address| !address.is_loopback())
         .collect();
@@ -237,6 +301,11 @@ impl Interfaces {
                         });
                         interface.altnames.extend(names);
                     }
+                    LinkAttribute::Address(bytes) => {
+                        let bytes: Vec<String> =
+                            { bytes.iter() }.map(|byte| format!("{byte:02x}")).collect();
+                        interface.altnames.push(bytes.join(":"));
+                    }
                     LinkAttribute::Mtu(mtu) => interface.mtu = mtu.try_into().unwrap_or(u16::MAX),
                     _ => {}
                 }
@@ -259,7 +328,7 @@ impl Interfaces {
             });
             interface.addresses.extend(local.or(any));
         }
-        Ok(Inventory(found.into_values().collect()))
+        Ok(Inventory::of(found.into_values().collect()))
     }
 }
 
@@ -292,7 +361,7 @@ mod tests {
 
     #[test]
     fn paths_are_up_with_their_interface_and_address() {
-        let inventory = Inventory(vec![
+        let inventory = Inventory::of(vec![
             interface("eth0", true, &["10.0.1.1"]),
             interface("eth1", false, &["10.0.2.1"]),
         ]);
@@ -313,7 +382,7 @@ mod tests {
         assert!(addresses(Some("eth2"), None).is_empty());
 
         let mut narrow = inventory.clone();
-        narrow.0[0].mtu = LEAST_MTU - 1;
+        narrow.interfaces[0].mtu = LEAST_MTU - 1;
         assert_eq!(
             narrow.path_state(&path(Some("eth0"), None)),
             (false, LEAST_MTU - 1)
@@ -323,10 +392,10 @@ mod tests {
     #[test]
     fn another_network_shows_in_addresses_and_their_interfaces() {
         let host = |addresses: &[&str], up, more: Option<&str>| {
-            let mut inventory = Inventory(vec![interface("eth0", up, addresses)]);
+            let mut inventory = Inventory::of(vec![interface("eth0", up, addresses)]);
             // As containers have them, which come and go.
             inventory
-                .0
+                .interfaces
                 .extend(more.map(|name| interface(name, true, &["fe80::9"])));
             inventory
         };
@@ -345,7 +414,7 @@ mod tests {
     #[test]
     fn an_interface_goes_by_other_names_too() {
         let long = "enx0123456789ab-of-the-uplink";
-        let mut inventory = Inventory(vec![interface("eth0", true, &["10.0.1.1"])]);
+        let mut inventory = Inventory::of(vec![interface("eth0", true, &["10.0.1.1"])]);
         let rule = |inventory: &Inventory, name| inventory.device_name(name).as_str().to_owned();
         assert_eq!(rule(&inventory, "enxuplink"), "enxuplink");
         assert_eq!(rule(&inventory, "eth0"), "eth0");
@@ -354,7 +423,7 @@ mod tests {
         assert!(absent.len() <= 15 && absent != rule(&inventory, "another-long-name-of-it"));
         assert!(inventory.of_path(&path(Some(long), None)).is_none());
 
-        inventory.0[0].altnames = vec!["enxuplink".to_owned(), long.to_owned()];
+        inventory.interfaces[0].altnames = vec!["enxuplink".to_owned(), long.to_owned()];
         for name in ["eth0", "enxuplink", long] {
             assert_eq!(rule(&inventory, name), "eth0");
             assert_eq!(inventory.path_state(&path(Some(name), None)), (true, 1400));
@@ -362,8 +431,65 @@ mod tests {
     }
 
     #[test]
+    fn each_path_of_a_pattern_takes_another_interface_and_keeps_it() {
+        let named = |name: &str, pattern| PathConfig {
+            name: name.to_owned(),
+            ..path(Some(pattern), None)
+        };
+        let paths = [
+            named("lte", "wwan*"),
+            named("lte2", "wwan*"),
+            named("usb", "en?usb*"),
+            named("dsl", "eth0"),
+            named("any", "e*"),
+        ];
+        let at = |names: &[(u32, &str, bool)]| {
+            let interface = |(index, name, up): &(u32, &str, bool)| Interface {
+                index: *index,
+                ..interface(name, *up, &[])
+            };
+            Inventory::of(names.iter().map(interface).collect())
+        };
+        let has = |inventory: &Inventory| {
+            let name = |path| inventory.of_path(path).map_or("", |found| &found.name);
+            paths.each_ref().map(name).map(str::to_owned)
+        };
+        let none = Inventory::default();
+        assert_eq!(has(&none.clone().shared_out(&paths, &none)), [""; 5]);
+        let two = [
+            (1, "lo", true),
+            (2, "eth0", true),
+            (3, "wwan0", true),
+            (4, "wwan1", true),
+        ];
+        let both = at(&two).shared_out(&paths, &none);
+        assert_eq!(has(&both), ["wwan0", "wwan1", "", "eth0", ""]);
+        // The second one stays where it is, and the first takes what comes.
+        let one = at(&two[..2])
+            .interfaces
+            .into_iter()
+            .chain(at(&two[3..]).interfaces);
+        let one = Inventory::of(one.collect()).shared_out(&paths, &both);
+        assert_eq!(has(&one), ["", "wwan1", "", "eth0", ""]);
+        let more = [
+            (2, "eth0", true),
+            (4, "wwan1", true),
+            (5, "wwan5", true),
+            (6, "enxusb7", true),
+        ];
+        let more = at(&more).shared_out(&paths, &one);
+        assert_eq!(has(&more), ["wwan5", "wwan1", "enxusb7", "eth0", ""]);
+        // One that is down gives way to one that is up.
+        let down = at(&[(4, "wwan1", false), (7, "wwan7", true)]).shared_out(&paths[1..2], &more);
+        assert_eq!(has(&down)[1], "wwan7");
+        let down = at(&[(4, "wwan1", false)]).shared_out(&paths[1..2], &more);
+        assert_eq!(has(&down)[1], "wwan1");
+        assert!(!at(&[(9, "dibs3", true)]).interfaces[0].is_like("wwan*"));
+    }
+
+    #[test]
     fn peers_reach_all_addresses_of_the_paths_interfaces() {
-        let inventory = Inventory(vec![
+        let inventory = Inventory::of(vec![
             interface("eth0", true, &["10.0.1.1", "10.0.1.9", "fe80::1"]),
             interface("docker0", true, &["172.17.0.1"]),
             interface("eth1", false, &["10.0.2.1"]),
@@ -382,7 +508,7 @@ mod tests {
 
     #[test]
     fn only_routable_addresses_of_others_are_the_hosts() {
-        let inventory = Inventory(vec![
+        let inventory = Inventory::of(vec![
             interface("lo", true, &["127.0.0.1", "::1"]),
             interface("eth0", true, &["10.0.1.1", "fe80::1", "fd00::1"]),
             interface("dibs1", true, &["10.0.1.1", "10.9.9.9"]),

@@ -164,12 +164,13 @@ impl Host {
 
     /// What there is of interfaces now.
     pub(crate) async fn look(&self) -> anyhow::Result<Inventory> {
-        self.interfaces.list().await
+        let listed = self.interfaces.list().await?;
+        Ok(listed.shared_out(&self.config.paths, &self.inventory()))
     }
 
     /// Looks at the interfaces again; what was known of them before.
     pub(crate) async fn refresh(&self) -> anyhow::Result<Inventory> {
-        let fresh = self.interfaces.list().await?;
+        let fresh = self.look().await?;
         Ok(self.inventory.replace(fresh))
     }
 
@@ -292,6 +293,12 @@ impl Link {
             ));
         }
         match &self.socket {
+            _ if !up && inventory.of_path(path).is_none() && path.pattern().is_some() => {
+                let pattern = path.pattern().unwrap_or_default();
+                Some(format!(
+                    "no interface that another path has not taken is called {pattern}"
+                ))
+            }
             _ if !up => Some("its interface is missing, down, or without the address".to_owned()),
             Socket::Refused(why) => Some(format!("its socket cannot be opened: {why}")),
             Socket::Untried | Socket::Awaited => Some("its socket is not open yet".to_owned()),

@@ -69,7 +69,8 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     let _alone = state_file::claim_namespace()?;
     let saved = state_file.load()?;
     let interfaces = Interfaces::open()?;
-    let inventory = interfaces.list().await?;
+    let listed = interfaces.list().await?;
+    let inventory = listed.shared_out(&config.paths, &Inventory::default());
     let preferences = Preferences::new(&config, &saved.preferences);
     let (driver, notices, thread) =
         start_data_path(&config, &inventory, &preferences, state_file.earliest())?;

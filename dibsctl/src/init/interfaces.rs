@@ -123,9 +123,10 @@ fn attachment(message: &AddressMessage) -> Option<Attachment> {
 }
 
 impl Interface {
-    /// True if this is its name, its own or an alternative one.
+    /// True if this is its name, its own or an alternative one, or a pattern of one.
     pub(crate) fn is_called(&self, name: &str) -> bool {
-        self.name == name || self.altnames.iter().any(|other| other == name)
+        let mut names = [&self.name].into_iter().chain(&self.altnames);
+        names.any(|own| dibs_settings::is_like(name, own))
     }
 
     /// Its addresses.

@@ -222,3 +222,44 @@ fn interfaces_by_their_alternative_names() {
         })
     });
 }
+
+/// Like a van whose modems come and go.
+#[test]
+fn a_path_takes_an_interface_that_its_pattern_names() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let host = net.a.host.clone();
+            let address = host.run("cat /sys/class/net/eth0/address")?;
+            let eth = format!("interface = \"{}\"", address.trim());
+            let patterns = [
+                ("interface = \"eth0\"", eth.as_str()),
+                ("interface = \"wlan0\"", "interface = \"w*\""),
+            ];
+            reword(&net.a, &patterns)?;
+            net.b.start()?;
+            net.a.start()?;
+            net.wait_established()?;
+            let is_on = |path: &str, name: &str| -> Result<()> {
+                wait(&format!("path {path} on {name}"), || {
+                    let path = net.a.path(path);
+                    path.is_ok_and(|path| path["interface"] == name && path["state"] == "up")
+                })
+            };
+            is_on("eth", "eth0")?;
+            is_on("wlan", "wlan0")?;
+            host.run("ip link set wlan0 name wwan3")?;
+            is_on("wlan", "wwan3")?;
+            host.run("ip link set wwan3 name other0")?;
+            net.a.wait_path("wlan", "down")?;
+            let path = net.a.path("wlan")?;
+            ensure!(path["interface"] == "w*", "{path}");
+            let why = path.to_string();
+            ensure!(
+                why.contains("no interface that another path has not taken is called w*"),
+                "{why}"
+            );
+            host.run("ip link set other0 name wlx0")?;
+            is_on("wlan", "wlx0")
+        })
+    });
+}

@@ -23,7 +23,7 @@ fn inventory(addresses: &[&str]) -> Inventory {
         mtu: 1500,
         addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
     };
-    Inventory(vec![
+    Inventory::of(vec![
         interface("eth0", addresses),
         interface("lte0", &["10.0.2.1"]),
     ])
