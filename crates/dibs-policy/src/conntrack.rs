@@ -203,12 +203,8 @@ impl Conntrack {
     /// idle one may be the far end's.
     pub async fn adopt(&mut self, tuple: &FlowKey, mark: u32) -> Result<bool, Error> {
         // As the kernel picks up a connection half way: its windows are not known.
-        let flags = |kind| ProtoInfoTCP::Other(DefaultNla::new(kind, vec![TCP_BE_LIBERAL; 2]));
-        let tcp = vec![
-            ProtoInfoTCP::State(TCP_ESTABLISHED),
-            flags(CTA_PROTOINFO_TCP_FLAGS_ORIGINAL),
-            flags(CTA_PROTOINFO_TCP_FLAGS_REPLY),
-        ];
+        let mut tcp = liberal();
+        tcp.push(ProtoInfoTCP::State(TCP_ESTABLISHED));
         let entry = vec![
             Attribute::CtaTupleOrig(attributes(tuple)),
             Attribute::CtaTupleReply(attributes(&tuple.reversed())),
@@ -237,18 +233,36 @@ impl Conntrack {
     /// Has the kernel take a TCP connection for established that it takes for closed, and would forget.
     /// `false`: it is not tracked.
     pub async fn revive(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
+        let established = vec![ProtoInfoTCP::State(TCP_ESTABLISHED)];
+        let timeout = Attribute::CtaTimeout(ESTABLISHED_TIMEOUT);
+        let done = self.change_tcp(tuple, established, vec![timeout]).await;
+        done.map_err(Error::netlink(format!("revive {tuple}")))
+    }
+
+    /// Has the kernel take packets of a TCP connection for valid, and translate them, whatever their numbers. `false`: it is
+    /// not tracked.
+    pub async fn loosen(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
+        let done = self.change_tcp(tuple, liberal(), Vec::new()).await;
+        done.map_err(Error::netlink(format!("take all numbers of {tuple}")))
+    }
+
+    async fn change_tcp(
+        &mut self,
+        tuple: &FlowKey,
+        tcp: Vec<ProtoInfoTCP>,
+        more: Vec<Attribute>,
+    ) -> io::Result<bool> {
         for tuple in both_ways(tuple) {
-            let established = ProtoInfo::TCP(vec![ProtoInfoTCP::State(TCP_ESTABLISHED)]);
-            let change = vec![
+            let mut change = vec![
                 Attribute::CtaTupleOrig(attributes(&tuple)),
-                Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
-                Attribute::CtaProtoInfo(vec![established]),
+                Attribute::CtaProtoInfo(vec![ProtoInfo::TCP(tcp.clone())]),
             ];
+            change.extend(more.clone());
             let message = message(Family::of(tuple.src), ConntrackMessage::New(change));
             match self.wire.request(message, 0).await {
                 Ok(_) => return Ok(true),
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(error) => return Err(Error::netlink(format!("revive {tuple}"))(error)),
+                Err(error) => return Err(error),
             }
         }
         Ok(false)
@@ -355,6 +369,16 @@ impl Events {
 /// A connection as either end sends. Where an address is translated here, conntrack has one of both alone.
 fn both_ways(ends: &FlowKey) -> [FlowKey; 2] {
     [*ends, ends.reversed()]
+}
+
+/// Flags by which a connection's packets are valid whatever their numbers.
+fn liberal() -> Vec<ProtoInfoTCP> {
+    let kinds = [
+        CTA_PROTOINFO_TCP_FLAGS_ORIGINAL,
+        CTA_PROTOINFO_TCP_FLAGS_REPLY,
+    ];
+    let flags = |kind| ProtoInfoTCP::Other(DefaultNla::new(kind, vec![TCP_BE_LIBERAL; 2]));
+    kinds.map(flags).into()
 }
 
 fn mark_mask(mask: u32) -> Attribute {

@@ -155,6 +155,11 @@ async fn numbers_of(
     daemon: &Daemon,
     pairs: &[FlowKey],
 ) -> anyhow::Result<HashMap<FlowKey, Numbers>> {
+    let published = |pair: &&FlowKey| daemon.host.published.borrow().contains_key(pair);
+    for pair in pairs.iter().filter(published) {
+        // The connection goes on while it is knocked for, and the nat table translates nothing whose numbers are old.
+        daemon.kernel.conntrack()?.loosen(pair).await?;
+    }
     let begin = Instant::now();
     let mut solicited: Option<Instant> = None;
     let bumps: Vec<BumpId> = {
