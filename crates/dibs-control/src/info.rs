@@ -204,7 +204,7 @@ pub struct ConnInfo {
     pub reason: Option<String>,
 }
 
-/// Whether the ordinary route still carries a connection.
+/// State of the ordinary route of a connection that is shown there.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlainInfo {
     /// True if the other end is heard there.

@@ -137,7 +137,7 @@ impl Shadow {
         self.repeated = 0;
     }
 
-    /// Whether plain still carries the connection, as far as that shows, and when the other end was last heard.
+    /// State of plain: true if it carries the connection as far as that shows, and the time at which the other end was last heard.
     pub fn plain(&self, now: Time) -> (bool, Time) {
         let is_heard = now.since(self.heard_at) < SILENT_AFTER && self.repeated < REPETITIONS;
         (is_heard, self.heard_at)
