@@ -237,15 +237,20 @@ pub struct StateFile {
 impl StateFile {
     /// The file that belongs to a control socket, which no other daemon serves from now on.
     pub fn open(socket: &Path) -> anyhow::Result<Self> {
+        let file = Self::open_unserved(socket)?;
+        file.with_context(|| format!("another dibsd serves {}", socket.display()))
+    }
+
+    /// The same; nothing if another daemon serves the socket.
+    pub fn open_unserved(socket: &Path) -> anyhow::Result<Option<Self>> {
         let lock_path = socket.with_extension("lock");
-        let lock = take(open_lock(&lock_path)?, &lock_path)?
-            .with_context(|| format!("another dibsd serves {}", socket.display()))?;
-        Ok(Self {
+        let lock = take(open_lock(&lock_path)?, &lock_path)?;
+        Ok(lock.map(|lock| Self {
             path: socket.with_extension("state"),
             clock: Cell::default(),
             is_behind: Cell::default(),
             _lock: lock,
-        })
+        }))
     }
 
     /// Contents that were saved last; nothing if there is no file.
@@ -417,6 +422,7 @@ mod tests {
         let first = StateFile::open(&socket).unwrap();
         let error = StateFile::open(&socket).err().unwrap().to_string();
         assert!(error.starts_with("another dibsd serves"), "{error}");
+        assert!(StateFile::open_unserved(&socket).unwrap().is_none());
         drop(first);
         assert!(StateFile::open(&socket).is_ok());
     }

@@ -134,13 +134,18 @@ pub fn run_guard(file: &Path) -> anyhow::Result<()> {
 }
 
 async fn guard(file: &Path) -> anyhow::Result<()> {
-    let Wanted {
+    let wanted = match load(file) {
+        Ok(config) => of_file(&config, &interfaces().await)?,
+        Err(error) => of_last_run(file, error)?,
+    };
+    let Some(Wanted {
         mut wish,
         known,
         alone: _alone,
-    } = match load(file) {
-        Ok(config) => of_file(&config, &interfaces().await)?,
-        Err(error) => of_last_run(file, error)?,
+    }) = wanted
+    else {
+        tracing::info!("nothing to do, because dibsd runs and blocks by itself");
+        return Ok(());
     };
     if wish.fail == Fail::Open {
         tracing::info!("nothing is blocked, because fail is \"open\"");
@@ -196,13 +201,15 @@ async fn interfaces() -> Inventory {
 struct Wanted {
     wish: Desired,
     known: Known,
-    /// A daemon that runs guards already, and says so.
+    /// A daemon that starts meanwhile waits for it.
     alone: StateFile,
 }
 
-/// Wishes of the file's rules, and of the choices and rules of users that are saved.
-fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
-    let alone = StateFile::open(&config.daemon.control_socket)?;
+/// Wishes of the file's rules, and of the choices and rules of users that are saved; nothing if a daemon runs.
+fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Option<Wanted>> {
+    let Some(alone) = StateFile::open_unserved(&config.daemon.control_socket)? else {
+        return Ok(None);
+    };
     let saved = alone.load().unwrap_or_else(|error| {
         tracing::error!("{error:#}: connections that users protected are not blocked");
         Saved::default()
@@ -220,15 +227,15 @@ fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
             );
         }
     }
-    Ok(Wanted {
+    Ok(Some(Wanted {
         wish: state.wish(config, inventory, &[], None),
         known: state.known(),
         alone,
-    })
+    }))
 }
 
 /// Wishes that were carried out last, as the file cannot be read.
-fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Wanted> {
+fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Option<Wanted>> {
     let directory = dibs_config::state_dir(file);
     let kept = Kept::read(&directory)?;
     let Some(Kept {
@@ -244,11 +251,12 @@ fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Wanted>
         return Err(anyhow::Error::from(error).context(none));
     };
     tracing::error!("{error}: the rules that were in force last are blocked");
-    Ok(Wanted {
+    let alone = StateFile::open_unserved(&control_socket)?;
+    Ok(alone.map(|alone| Wanted {
         wish,
         known: Known::default(),
-        alone: StateFile::open(&control_socket)?,
-    })
+        alone,
+    }))
 }
 
 fn done_instead(is_left_out: bool) -> &'static str {

@@ -134,7 +134,7 @@ impl Report {
             text += &peer.text(&self.by_line);
         }
         if self.new && self.line.exit {
-            text += "\nhere, if this host does not forward yet:\n    sudo sysctl -w net.ipv4.ip_forward=1 \
+            text += "\nHere, if this host does not forward yet, run:\n    sudo sysctl -w net.ipv4.ip_forward=1 \
                      net.ipv6.conf.all.forwarding=1\n";
         }
         let when = match &self.peer {
@@ -145,7 +145,7 @@ impl Report {
         match (&self.peer, self.changed) {
             (None, _) => text += "\nThen run here the command that it prints.\n",
             (Some(_), true) => {
-                text += "\nHere, run (open connections are kept):\n    sudo systemctl enable dibsd\n    \
+                text += "\nHere, run (open connections are kept):\n    sudo systemctl enable dibs-guard dibsd\n    \
                          sudo systemctl restart dibsd\n";
             }
             (Some(_), false) => {}

@@ -93,7 +93,7 @@ fn the_quick_start() {
                         let printed = dibsctl(net, hosts, command, &mut tokens)?;
                         ensure_printed(&printed, &shown).with_context(|| command.to_owned())?;
                     }
-                    ("systemctl", "enable --now dibsd dibs-guard") => {
+                    ("systemctl", "enable --now dibs-guard dibsd") => {
                         net.start()?;
                         talk = Some(net.talk(5432)?);
                     }
