@@ -381,11 +381,19 @@ fn meet(
             "no path here leads to {name}: its addresses are taken from its join token alone, and may belong to a third host"
         ));
     }
+    let exit = other.exit && !lends;
+    let mut reached = other.ways.iter().flat_map(|way| &way.addresses);
+    if exit && !reached.any(IpAddr::is_ipv6) {
+        warnings.push(format!(
+            "{name} names no IPv6 address: if it has none, take ::/0 out of its addresses; then IPv6 connections leave \
+             directly, unprotected"
+        ));
+    }
     Ok(Met {
         peer: Peer {
             endpoints: endpoints.collect(),
             public_key: other.public_key,
-            exit: other.exit && !lends,
+            exit,
             claims,
             lent: match &addresses {
                 Addresses::Own(_) => Vec::new(),

@@ -1,17 +1,18 @@
 //! The host's interfaces, and which of them make a path.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use dibs_config::PathConfig;
 use dibs_config::setup::{Attachment, is_routable};
 use futures_util::TryStreamExt;
 use ipnet::IpNet;
-use nix::sys::socket::{setsockopt, sockopt};
+use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::link::{
     InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Prop,
 };
+use rtnetlink::packet_route::route::RouteFlags;
 
 use crate::output::runtime;
 
@@ -181,21 +182,26 @@ pub(crate) fn attachments(path: &PathConfig, all: &[Interface]) -> Vec<Attachmen
     attachments.filter(fits).copied().collect()
 }
 
-/// True if there is a route to an endpoint by the interface of a path. Sends nothing.
+/// True if there is a route to an endpoint by the interface of a path. Not asked by a bound socket, because from one Linux
+/// sends IPv4 to anywhere as to a neighbour.
 pub(crate) fn is_routed(path: &PathConfig, all: &[Interface], endpoint: SocketAddr) -> bool {
-    let interface = path.interface.as_deref().map(|name| {
-        let found = all.iter().find(|interface| interface.is_called(name));
-        found.map_or(name, |interface| &interface.name)
-    });
-    let any = match endpoint {
-        SocketAddr::V4(_) => "0.0.0.0:0",
-        SocketAddr::V6(_) => "[::]:0",
+    let prefix = if endpoint.is_ipv4() { 32 } else { 128 };
+    let asked = RouteMessageBuilder::<IpAddr>::new().destination_prefix(endpoint.ip(), prefix);
+    let Ok(mut asked) = asked else { return false };
+    if let Some(name) = &path.interface {
+        match all.iter().find(|interface| interface.is_called(name)) {
+            Some(interface) => asked = asked.output_interface(interface.index),
+            None => return false,
+        }
+    }
+    let mut asked = asked.build();
+    asked.header.flags |= RouteFlags::FibMatch;
+    let route = async {
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        tokio::spawn(connection);
+        anyhow::Ok(handle.route().get(asked).execute().try_next().await?)
     };
-    let Ok(socket) = UdpSocket::bind(any) else {
-        return false;
-    };
-    let bound = interface.map(|name| setsockopt(&socket, sockopt::BindToDevice, &name.into()));
-    bound.is_none_or(|bound| bound.is_ok()) && socket.connect(endpoint).is_ok()
+    runtime().is_ok_and(|runtime| runtime.block_on(route).is_ok_and(|route| route.is_some()))
 }
 
 #[cfg(test)]

@@ -44,7 +44,8 @@ impl Host {
              ip address add 10.0.1.{number}/24 dev eth0 && \
              ip -6 address add fd00:1::{number}/64 dev eth0 nodad && \
              ip address add 10.0.2.{number}/24 dev wlan0 && \
-             ip link set eth0 up && ip link set wlan0 up || exit 77\n\
+             ip link set eth0 up && ip link set wlan0 up && \
+             ip route add 198.51.100.0/24 via 10.0.2.99 || exit 77\n\
              exec \"$0\" \"$@\""
         );
         let mut command = Command::new("unshare");
@@ -373,6 +374,20 @@ fn a_path_without_an_endpoint_is_warned_of() {
                   under [peer.endpoints], unless b has an endpoint of this host there";
     assert!(joined.err.contains(warned), "{}", joined.err);
     assert_eq!(joined.code, 0);
+}
+
+/// As the network of a household's devices: a socket bound to it takes the server for a neighbour.
+#[test]
+fn a_network_without_a_route_to_the_peer_gets_no_endpoint() {
+    let host = Host::new(2);
+    let line = crafted("b", &[("ens3", Trust::Untrusted, &["198.51.100.7"])]);
+    let joined = init!(host, "--peer", &line);
+    let missing = "path eth0 gets no endpoint of b";
+    assert!(joined.err.contains(missing), "{}", joined.err);
+    let endpoints = host.config().peers.remove(0).endpoints;
+    assert_eq!(endpoints.len(), 1, "{}", joined.out);
+    let met = "peer b: called at 198.51.100.7:5300 over wlan0\n";
+    assert!(joined.out.contains(met), "{}", joined.out);
 }
 
 #[test]
