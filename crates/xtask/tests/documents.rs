@@ -62,7 +62,10 @@ fn every_link_leads_somewhere() {
             };
             let there =
                 target.exists() && (anchor.is_empty() || anchors(&read(&target)).contains(anchor));
-            if !there {
+            // The site has only the pages of docs, without their list.
+            let is_page = file.parent().is_some_and(|parent| parent.ends_with("docs"));
+            let is_lost = is_page && (to.starts_with("..") || to == "SUMMARY.md");
+            if !there || is_lost {
                 wrong.push(format!("{}: {place}", file.display()));
             }
         }
