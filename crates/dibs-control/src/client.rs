@@ -20,7 +20,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens there.
-    #[error("dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd", .0.display())]
+    #[error("dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd (on a new host after sudo dibsctl init)", .0.display())]
     NotRunning(PathBuf),
     /// The socket there is not for this user.
     #[error("no access to {}: use sudo, or join the group dibs (sudo adduser $USER dibs) and log in again", .0.display())]

@@ -264,6 +264,13 @@ impl Failure {
             message: message.into(),
         }
     }
+
+    /// The error about a name that is none of the known ones.
+    pub fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        let known = known.collect::<Vec<_>>().join(", ");
+        let message = format!("there is no {what} \"{name}\": choose one of {known}");
+        Self::new(ErrorKind::NotFound, message)
+    }
 }
 
 /// The kinds of [`Failure`].

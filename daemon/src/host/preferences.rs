@@ -194,8 +194,8 @@ impl Wishes {
     /// What is wanted of a path of the file.
     fn path(&mut self, config: &Config, name: &str) -> Result<&mut PathWish, Failure> {
         if !config.paths.iter().any(|path| path.name == name) {
-            let message = format!("there is no path \"{name}\"");
-            return Err(Failure::new(ErrorKind::NotFound, message));
+            let known = config.paths.iter().map(|path| &*path.name);
+            return Err(Failure::unknown("path", name, known));
         }
         Ok(self.paths.entry(name.to_owned()).or_default())
     }

@@ -523,7 +523,8 @@ pub(crate) fn bump_for<'a>(daemon: &'a Daemon, name: Option<&str>) -> anyhow::Re
             Err(refused(format!("the bump \"{name}\" {lack}")).into())
         }
         None => {
-            Err(Failure::new(ErrorKind::NotFound, format!("there is no bump \"{name}\"")).into())
+            let known = daemon.bumps.all().iter().map(|bump| &*bump.name);
+            Err(Failure::unknown("bump", name, known).into())
         }
     }
 }
@@ -531,7 +532,8 @@ pub(crate) fn bump_for<'a>(daemon: &'a Daemon, name: Option<&str>) -> anyhow::Re
 pub(crate) fn check_peer(daemon: &Daemon, name: Option<&str>) -> anyhow::Result<()> {
     match name {
         Some(name) if !daemon.config.peers.iter().any(|peer| peer.name == name) => {
-            Err(Failure::new(ErrorKind::NotFound, format!("there is no peer \"{name}\"")).into())
+            let known = daemon.config.peers.iter().map(|peer| &*peer.name);
+            Err(Failure::unknown("peer", name, known).into())
         }
         _ => Ok(()),
     }

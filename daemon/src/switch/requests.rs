@@ -406,7 +406,7 @@ pub(crate) async fn rule_del(
         let whose = if caller.is_root() { "" } else { " of yours" };
         bail!(Failure::new(
             ErrorKind::NotFound,
-            format!("there is no rule {id}{whose}"),
+            format!("there is no rule {id}{whose}: see dibsctl rule list"),
         ));
     };
     if rule.origin == RuleOrigin::Config {

@@ -363,7 +363,10 @@ async fn selected(
     if matching.is_empty() {
         bail!(Failure::new(
             ErrorKind::NoMatch,
-            format!("no live connection to a peer matches {selector}"),
+            format!(
+                "no live connection to a peer matches {selector}: see dibsctl conn list; dport is the far end's \
+                 port, sport this host's"
+            ),
         ));
     }
     Ok(matching)

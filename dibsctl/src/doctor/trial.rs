@@ -159,7 +159,7 @@ pub(crate) fn judge(trial: Trial) -> Vec<Finding> {
             Err(why) => Finding::failed(
                 "tun_device",
                 why,
-                "load the kernel module tun (configs/modules-load.d/dibs.conf)",
+                "load the kernel module tun (modules-load.d/dibs.conf)",
             ),
         },
         match parts.steering {
@@ -170,12 +170,12 @@ pub(crate) fn judge(trial: Trial) -> Vec<Finding> {
             Ok(left_out) => Finding::warning(
                 "steering",
                 left_out.join("; "),
-                "load the kernel modules of configs/modules-load.d/dibs.conf, and update iptables",
+                "load the kernel modules of modules-load.d/dibs.conf, and update iptables",
             ),
             Err(why) => Finding::failed(
                 "steering",
                 why,
-                "install iptables, and load the kernel modules of configs/modules-load.d/dibs.conf",
+                "install iptables, and load the kernel modules of modules-load.d/dibs.conf",
             ),
         },
         backstop(parts.backstop),

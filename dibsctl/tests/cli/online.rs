@@ -643,7 +643,7 @@ fn without_daemon_each_command_says_so() {
         assert_eq!(
             sentence,
             format!(
-                "dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd",
+                "dibsd is not running: nothing answers at {}; start it with sudo systemctl start dibsd (on a new host after sudo dibsctl init)",
                 socket.display()
             ),
             "{command}"

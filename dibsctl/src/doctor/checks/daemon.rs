@@ -12,7 +12,8 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
     let status = match status {
         Ok(status) => status,
         Err(error @ ClientError::NotRunning { .. }) => {
-            return vec![Finding::fine(CHECK, error.to_string())];
+            let advice = "start it, so that sessions and paths can be checked too";
+            return vec![Finding::skipped(CHECK, error.to_string(), advice)];
         }
         Err(error @ ClientError::NoAccess { .. }) => {
             let advice = "run doctor with sudo, or join the group dibs";
@@ -92,7 +93,7 @@ mod tests {
     fn one_that_does_not_run_is_no_fault() {
         let judged = |error| judge(&Err(error))[0].outcome;
         let socket = || "/s".into();
-        assert_eq!(judged(ClientError::NotRunning(socket())), Outcome::Ok);
+        assert_eq!(judged(ClientError::NotRunning(socket())), Outcome::Skipped);
         assert_eq!(judged(ClientError::NoAccess(socket())), Outcome::Skipped);
         assert_eq!(judged(ClientError::Closed(socket())), Outcome::Failed);
     }

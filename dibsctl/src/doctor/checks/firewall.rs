@@ -130,8 +130,7 @@ impl Filter {
                  firewall-cmd --reload"
             );
         }
-        let dport = port.filter(|_| packet.state == "new");
-        let dport = dport.map_or_else(String::new, |port| format!(" --dport {port}"));
+        let dport = port.map_or_else(String::new, |port| format!(" --dport {port}"));
         format!(
             "allow it before that, such as: iptables -I {chain} {option} {interface} -p {}{dport} -j ACCEPT",
             packet.protocol

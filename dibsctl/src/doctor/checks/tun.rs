@@ -7,7 +7,7 @@ use crate::doctor::finding::Finding;
 
 /// By what came of opening `/dev/net/tun`.
 pub(crate) fn judge(root: bool, opened: &io::Result<File>) -> Finding {
-    let load = "run modprobe tun (configs/modules-load.d/dibs.conf does at boot); give a container \
+    let load = "run modprobe tun (modules-load.d/dibs.conf does at boot); give a container \
                 the device /dev/net/tun";
     match opened {
         Ok(_) => Finding::fine("tun", "/dev/net/tun can be opened"),
