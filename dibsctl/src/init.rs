@@ -9,8 +9,10 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use dibs_config::joining::Store;
 use dibs_config::setup::{
     self, Addresses, Claims, Ground, Introduction, Meeting, Meetings, NewPath, OwnPath, Unmet, Way,
 };
@@ -27,7 +29,10 @@ pub(crate) struct Wishes {
     /// Add the other host, with the join token that `dibsctl init` printed there
     #[arg(long, value_name = "TOKEN")]
     peer: Option<Introduction>,
-    /// Interfaces where nobody can eavesdrop, up to the other host [default: with --peer, those that share a network
+    /// Join the server that printed this join token with `dibsctl init --exit`, once and within an hour
+    #[arg(long, value_name = "TOKEN", conflicts_with = "peer")]
+    join: Option<Introduction>,
+    /// Interfaces where nobody can eavesdrop, up to the other host [default: with --peer or --join, those that share a network
     /// with a trusted interface of the other host]
     #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
     trusted: Vec<String>,
@@ -41,7 +46,8 @@ pub(crate) struct Wishes {
     /// Let peers reach the Internet by this host, in its name
     #[arg(long)]
     exit: bool,
-    /// Configuration file to write; private.key is made beside it
+    /// Configuration file to write; private.key is made beside it, and the state is kept there in lib if this is not the
+    /// usual file
     #[arg(
         long = "config",
         value_name = "FILE",
@@ -51,6 +57,13 @@ pub(crate) struct Wishes {
     /// Replace an existing configuration; the old one is kept as FILE.old, and the key is not changed
     #[arg(long)]
     force: bool,
+}
+
+impl Wishes {
+    /// The other host.
+    fn other(&self) -> Option<&Introduction> {
+        self.peer.as_ref().or(self.join.as_ref())
+    }
 }
 
 /// An address that is translated on the way here, and the interface that it leads to.
@@ -82,6 +95,12 @@ const USUAL_KEY: &str = "/etc/dibs/private.key";
 const NONE: &str = "none";
 
 pub(crate) fn run(wishes: &Wishes, json: bool) -> Result<()> {
+    let join = wishes.join.as_ref();
+    let is_once = |other: &Introduction| other.token.is_some();
+    ensure!(
+        join.is_none_or(is_once),
+        "the join token works with --peer, not with --join: only what `dibsctl init --exit` prints works once"
+    );
     let interfaces = interfaces::list()?;
     let is_there = files::is_there(&wishes.file)?;
     let report = if is_there && !wishes.force {
@@ -97,13 +116,13 @@ fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let file = &wishes.file;
     let (paths, by_line) = new_paths(wishes, interfaces)?;
     let key_file = file.with_file_name("private.key");
-    let named = (key_file != Path::new(USUAL_KEY)).then_some(&*key_file);
+    let named = file.parent().filter(|_| key_file != Path::new(USUAL_KEY));
     let mut text = setup::configuration(&paths, named, wishes.exit);
     let config = checked(file, &text)?;
     // A key that cannot be used, or one of the peer's, is found before anything is written.
     let known = files::is_there(&key_file)?.then(|| files::key(&key_file));
     let known = known.transpose()?.map(|(key, _)| key);
-    let peer = match &wishes.peer {
+    let peer = match wishes.other() {
         Some(other) => {
             let met = meet(&config, other, interfaces, known)?;
             text += &met.section;
@@ -122,9 +141,10 @@ fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         old: replaced.then(|| files::old(file)),
         key_file,
         key_made,
-        line: introduce(&config, public_key, interfaces),
+        line: introduce(wishes, &config, public_key, interfaces)?,
         by_line,
         peer,
+        joins: wishes.join.is_some(),
     })
 }
 
@@ -138,7 +158,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         files::old(file).display()
     );
     ensure!(
-        !wishes.exit,
+        !wishes.exit || checked(file, &fs::read_to_string(file)?)?.daemon.exit,
         "{shown} is there already: write exit = true under [daemon] there, and repeat this without --exit"
     );
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
@@ -146,7 +166,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let key_file = config.daemon.private_key_file.clone();
     let (public_key, key_made) = files::key(&key_file)?;
     let mut changed = false;
-    let peer = match &wishes.peer {
+    let peer = match wishes.other() {
         Some(other) => {
             let mut met = meet(&config, other, interfaces, Some(public_key))?;
             let same = |peer: &&PeerConfig| peer.public_key == other.public_key;
@@ -188,9 +208,10 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         old: None,
         key_file,
         key_made,
-        line: introduce(&config, public_key, interfaces),
+        line: introduce(wishes, &config, public_key, interfaces)?,
         by_line: Vec::new(),
         peer,
+        joins: wishes.join.is_some(),
     })
 }
 
@@ -219,7 +240,7 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
         bail!("{name} is in both --trusted and --untrusted: name it once");
     }
     let faces_trusted = |interface: &Interface| {
-        let ways = wishes.peer.iter().flat_map(|peer| &peer.ways);
+        let ways = wishes.other().into_iter().flat_map(|peer| &peer.ways);
         let trusted = ways.filter(|way| way.trust == Trust::Trusted);
         let mut addresses = trusted.flat_map(|way| way.addresses.iter().map(move |to| (way, *to)));
         addresses.find(|(_, to)| faces(interface, *to))
@@ -370,7 +391,7 @@ fn meet(
             nets.any(|net| net.contains(&address))
         })),
     };
-    let section = setup::peer_section(&name, other, &met, &addresses);
+    let section = setup::peer_section(&name, (other.public_key, other.exit), &met, &addresses);
     let endpoints = { met.iter() }.map(|met| (met.path.clone(), met.endpoint));
     let mut warnings = warnings(config, &name, &met);
     // It calls, by whatever path.
@@ -476,8 +497,13 @@ fn warnings(config: &Config, name: &str, met: &[Meeting<'_>]) -> Vec<String> {
     warnings
 }
 
-/// This host, as it says to others.
-fn introduce(config: &Config, public_key: PublicKey, interfaces: &[Interface]) -> Introduction {
+/// This host, as it says to others: an exit lets one of them join by that. The token by which this one joins is kept.
+fn introduce(
+    wishes: &Wishes,
+    config: &Config,
+    public_key: PublicKey,
+    interfaces: &[Interface],
+) -> Result<Introduction> {
     let way = |path: &dibs_config::PathConfig| Way {
         name: path.name.clone(),
         trust: path.trust,
@@ -489,11 +515,31 @@ fn introduce(config: &Config, public_key: PublicKey, interfaces: &[Interface]) -
     };
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = host.trim_end().split('.').next().unwrap_or_default();
-    Introduction {
-        name: setup::free_name(name, |_| false),
+    let name = setup::free_name(name, |_| false);
+    let store = Store::new(config.daemon.state_dir.clone());
+    let directory = || format!("cannot write to {}", config.daemon.state_dir.display());
+    if let Some(server) = &wishes.join
+        && let Some(token) = &server.token
+    {
+        let kept = store.keep(&server.public_key, token, &name);
+        kept.with_context(directory)?;
+    }
+    // Where a path is trusted, the host that joins would have to be called a peer before.
+    let joins = config.daemon.exit && wishes.other().is_none() && !config.has_trusted();
+    let token = joins.then(|| {
+        let all = interfaces
+            .iter()
+            .flat_map(|interface| &interface.attachments);
+        let networks: Vec<IpNet> = all.map(|at| at.network).collect();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        store.offer(now, &networks).with_context(directory)
+    });
+    Ok(Introduction {
+        name,
         public_key,
         port: config.daemon.port,
         exit: config.daemon.exit,
+        token: token.transpose()?,
         ways: config.paths.iter().map(way).collect(),
-    }
+    })
 }

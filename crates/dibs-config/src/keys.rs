@@ -66,10 +66,17 @@ impl FromStr for PublicKey {
     type Err = KeyError;
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
-        let bytes = decode(text)?;
-        let probe = StaticSecret::from([1; 32]).diffie_hellman(&(*bytes).into());
+        PublicKey::try_from(*decode(text)?)
+    }
+}
+
+impl TryFrom<[u8; 32]> for PublicKey {
+    type Error = KeyError;
+
+    fn try_from(bytes: [u8; 32]) -> Result<Self, KeyError> {
+        let probe = StaticSecret::from([1; 32]).diffie_hellman(&bytes.into());
         if probe.was_contributory() {
-            Ok(PublicKey(*bytes))
+            Ok(PublicKey(bytes))
         } else {
             Err(KeyError::Weak)
         }
@@ -101,6 +108,11 @@ impl PrivateKey {
     /// The key that the base64 in `text` stands for.
     pub fn from_base64(text: &str) -> Result<Self, KeyError> {
         Ok(PrivateKey(Box::new(StaticSecret::from(*decode(text)?))))
+    }
+
+    /// Key of these bytes.
+    pub(crate) fn from_bytes(bytes: &[u8; 32]) -> Self {
+        PrivateKey(Box::new(StaticSecret::from(*bytes)))
     }
 
     /// The public key that belongs to it.

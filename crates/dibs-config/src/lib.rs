@@ -2,7 +2,7 @@
 //!
 //! [`parse()`] turns TOML into a [`Config`] whose values need no further checking, or says in one
 //! sentence what is wrong, where, and what was probably meant. Nothing here touches the network;
-//! only [`load`] and the key readers touch files.
+//! only [`load`], the key readers and [`joining`] touch files.
 
 mod amount;
 mod bumps;
@@ -10,6 +10,7 @@ mod check;
 mod claim;
 mod endpoint;
 mod error;
+pub mod joining;
 mod keys;
 mod parse;
 pub mod setup;

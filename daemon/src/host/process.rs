@@ -217,7 +217,7 @@ pub(crate) fn wall() -> f64 {
 }
 
 /// By the host's clock.
-fn since_1970() -> Duration {
+pub(crate) fn since_1970() -> Duration {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default()
 }

@@ -22,8 +22,8 @@ use crate::host::live::Live;
 use crate::host::process::{now, wall};
 use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
-use crate::switch::sessions::{UNSECURED, outdated, peer_state};
-use crate::switch::{Daemon, sessions};
+use crate::switch::sessions::{UNJOINED, UNSECURED, outdated, peer_state};
+use crate::switch::{Daemon, sessions, startup};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
     let lives = lives(daemon).await?;
@@ -67,6 +67,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         ("steering_restored", daemon.kernel.restored()),
         ("choice_generation_refused", refused.generations),
         ("choice_host_refused", refused.hosts),
+        ("join_token_refused", refused.tokens),
     ];
     let of_owners = { of_choices.into_iter() }
         .chain(daemon.rpc.counters())
@@ -235,7 +236,12 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
             Some("no trusted path to it is up on this host".to_owned())
         }
         (true, _) => None,
-        (false, _) => Some(format!("nobody answers at {}", called.join(", "))),
+        (false, _) => {
+            let answers = format!("nobody answers at {}", called.join(", "));
+            let joins = startup::own_ticket(&daemon.config, index).is_some();
+            let unjoined = joins.then_some(UNJOINED).unwrap_or_default();
+            Some(answers + unjoined)
+        }
     };
     let faults = up.into_iter().chain(down).filter_map(|endpoint| {
         let (path, fault) = (&endpoint.path, endpoint.fault.as_ref()?);

@@ -10,6 +10,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, knocking, sessions, steering};
+use crate::switch::{Daemon, Task, knocking, sessions, startup, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -294,11 +295,14 @@ pub(crate) async fn keep_asking(daemon: Rc<Daemon>) {
 }
 
 /// Follows the data path until it ends.
-pub(crate) async fn follow_data_path(daemon: Rc<Daemon>, mut notices: Notices) {
+pub(crate) async fn follow_data_path(daemon: Rc<Daemon>, file: PathBuf, mut notices: Notices) {
     let (desks, resyncs) = (Desks::open(&daemon), Resyncs::open(&daemon));
     while let Some(notice) = notices.next().await {
         match notice {
             Notice::Message { peer, message } => desks.take(&daemon, peer, message),
+            Notice::Node(Event::Stranger { key, ticket }) => {
+                startup::admit(&daemon, &file, *key.as_bytes(), ticket.as_bytes());
+            }
             Notice::Node(event) => note(&daemon, &resyncs, event),
             Notice::TunLost { bump, tun, error } => {
                 let name = tun.name().to_owned();
@@ -329,6 +333,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
                     state.devices.clear();
                 }
             }
+            startup::forget_ticket(daemon, peer);
             let name = daemon.peer_name(peer).to_owned();
             let how = if restarted {
                 " again: the peer restarted"
@@ -390,8 +395,8 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
             );
         }
         Event::SilentPorts { peer, ports } => sessions::handle_report(daemon, peer, &ports),
-        Event::Control { .. } | Event::Drained { .. } => {
-            unreachable!("messages and ends of drains are taken before")
+        Event::Control { .. } | Event::Drained { .. } | Event::Stranger { .. } => {
+            unreachable!("messages, ends of drains and strangers are taken before")
         }
     }
 }

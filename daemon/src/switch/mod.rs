@@ -237,13 +237,15 @@ const PINS: usize = 32;
 /// The rule number of those.
 const PIN: u32 = 0;
 
-/// How many versions of choices were refused, out of messages and out of the file.
+/// How many versions of choices were refused, out of messages and out of the file, and how many hosts that would join.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Refused {
     /// For their generation.
     pub(crate) generations: u64,
     /// For the host that they name.
     pub(crate) hosts: u64,
+    /// For their token.
+    pub(crate) tokens: u64,
 }
 
 impl Refused {
@@ -438,6 +440,8 @@ pub(crate) enum Task {
     Silence,
     /// Looks up the names of endpoints.
     Names,
+    /// Starts the daemon again, because peers came or went.
+    Restart,
     /// Shows connections in plain.
     Shadow,
 }

@@ -33,8 +33,8 @@ use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
 use crate::switch::marking::all_of;
 use crate::switch::{
-    Daemon, entries, initial_state, knocking, listing, marking, messages, paths, rule_changes,
-    sessions, startup, steering,
+    Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths,
+    rule_changes, sessions, startup, steering,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -57,13 +57,29 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let ended = tokio::task::LocalSet::new().block_on(&runtime, serve(file, config));
+    let served = |config| {
+        let tasks = tokio::task::LocalSet::new();
+        tasks.block_on(&runtime, serve(file, config))
+    };
+    let mut ended = served(config);
+    while let Ok(End::Restart) = ended {
+        ended = startup::load(file).map_err(Into::into).and_then(served);
+    }
     // A resolver may take minutes over a name, and nobody waits for it any more.
     runtime.shutdown_background();
-    ended
+    ended.map(drop)
 }
 
-async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
+/// Cause for which a daemon ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It is to stop.
+    Stop,
+    /// It is to start again, because its peers are others.
+    Restart,
+}
+
+async fn serve(file: &Path, config: Config) -> anyhow::Result<End> {
     socket::ensure_place(&config.daemon.control_socket)?;
     let state_file = StateFile::open(&config.daemon.control_socket)?;
     let _alone = state_file::claim_namespace()?;
@@ -151,7 +167,8 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     daemon.kernel.let_go();
     // Whoever asks from now on learns that nobody is here.
     let _ = std::fs::remove_file(&socket);
-    if daemon.config.daemon.fail == dibs_settings::Fail::Open {
+    let goes_on = matches!(ended, Ok(End::Restart));
+    if !goes_on && daemon.config.daemon.fail == dibs_settings::Fail::Open {
         steering::remove_all(&daemon, true)
             .await
             .context("cannot return connections to plain")?;
@@ -181,14 +198,15 @@ async fn main_loop(
     file: &Path,
     listener: tokio::net::UnixListener,
     notices: Notices,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<End> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let hang_up = signal(SignalKind::hangup())?;
     let own = || Rc::clone(daemon);
     tokio::task::spawn_local(socket::serve(own(), listener));
     tokio::task::spawn_local(watchdog(own()));
-    let mut data_path = tokio::task::spawn_local(messages::follow_data_path(own(), notices));
+    let data_path = messages::follow_data_path(own(), file.to_owned(), notices);
+    let mut data_path = tokio::task::spawn_local(data_path);
     tokio::task::spawn_local(rule_changes::keep_reloading(
         own(),
         file.to_owned(),
@@ -212,8 +230,9 @@ async fn main_loop(
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
     tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(End::Stop),
+        _ = interrupt.recv() => Ok(End::Stop),
+        () = daemon.wakers.woken(Task::Restart) => Ok(End::Restart),
         _ = &mut data_path => Err(anyhow!("the data path has ended")),
     }
 }
@@ -229,7 +248,12 @@ fn start_data_path(
     let now = Time::from_nanos(dibs_io::boottime_ns());
     let mut node = startup::node_config(config, inventory)?;
     preferences.put_into(&mut node, config);
-    let node = Node::new(now, node, seed)?;
+    let mut node = Node::new(now, node, seed)?;
+    for peer in 0..config.peers.len() {
+        if let Some(ticket) = startup::own_ticket(config, peer) {
+            node.set_ticket(peer, ticket);
+        }
+    }
     let names = config.paths.iter().map(|path| path.name.clone()).collect();
     let (driver, notices, thread) =
         thread::start(node, names, earliest).context("cannot start the data path")?;

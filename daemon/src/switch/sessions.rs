@@ -54,6 +54,9 @@ pub(crate) const UNSECURED: &str = "nothing secures a handshake over an untruste
                                     preshared key; repair the trusted path, or at both ends set preshared_key_file for the peer, or \
                                     handshake = \"any\" in [daemon]";
 
+/// Why a peer that this host joins may not answer, and what helps.
+pub(crate) const UNJOINED: &str = "; or the join token is used up or older than an hour: print a new one with dibsctl init --exit there";
+
 /// Which peers have a session and answer, by index.
 pub(crate) async fn sessions(daemon: &Daemon) -> Result<Vec<bool>, Gone> {
     let snapshot = daemon.driver.snapshot().await?;

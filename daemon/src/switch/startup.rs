@@ -11,8 +11,10 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use dibs_config::Config;
+use dibs_config::joining::{Store, Token};
+use dibs_config::setup::{self, Addresses};
 use dibs_core::bump::Pads;
-use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
+use dibs_core::node::{LocalPath, NodeConfig, PeerConfig, Ticket};
 use dibs_core::preference::Usage;
 use dibs_core::session::{PublicKey, Secret, StaticSecret, Suite};
 use dibs_policy::{
@@ -20,6 +22,7 @@ use dibs_policy::{
     Strength,
 };
 use dibs_settings::{BumpId, Scheduler};
+use ipnet::IpNet;
 
 use crate::data::bumps;
 use crate::data::thread::MAX_PATHS;
@@ -28,13 +31,84 @@ use crate::host::{endpoints, process};
 use crate::rulebook::kept::Kept;
 use crate::rulebook::rules;
 use crate::rulebook::state_file::{Saved, StateFile};
-use crate::switch::initial_state;
+use crate::switch::{Daemon, Task, initial_state};
 
 /// Reads the file, and refuses what this version does not carry.
 pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {
-    let config = dibs_config::load(file)?;
+    let config = dibs_config::joining::load(file)?;
     check(&config)?;
     Ok(config)
+}
+
+/// Ticket with which a peer, by index, is called until it has taken this host.
+pub(crate) fn own_ticket(config: &Config, peer: usize) -> Option<Ticket> {
+    let (server, ticket) = store(config).kept()?;
+    let is_for = config.peers[peer].public_key == server;
+    is_for.then(|| Ticket::new(ticket))?
+}
+
+/// Forgets that ticket, because the peer knows this host.
+pub(crate) fn forget_ticket(daemon: &Daemon, peer: usize) {
+    if own_ticket(&daemon.config, peer).is_some() {
+        let forgotten = store(&daemon.config).forget();
+        process::or_warn(forgotten.context("cannot delete the join token"));
+    }
+}
+
+fn store(config: &Config) -> Store {
+    Store::new(config.daemon.state_dir.clone())
+}
+
+/// Takes a host that calls with a ticket as a peer, if nobody has used its token. The daemon starts again then.
+pub(crate) fn admit(daemon: &Daemon, file: &Path, key: [u8; 32], ticket: &[u8]) {
+    let networks = Token::of_ticket(ticket).and_then(|(token, name)| {
+        let networks = store(&daemon.config).networks(&token, process::since_1970())?;
+        Some((token, name, networks))
+    });
+    let Some((token, name, networks)) = networks else {
+        daemon.state.borrow_mut().refused.tokens += 1;
+        return;
+    };
+    let joined = join(file, key, (&token, name), &networks);
+    let failed = "a host that has a valid join token cannot join";
+    if let Some(name) = process::or_warn(joined.context(failed)) {
+        let text = format!("peer {name} joined: dibsd starts again");
+        daemon.events.tell("peer_joined", text, &[("peer", name)]);
+        daemon.wakers.wake(Task::Restart);
+    }
+}
+
+/// Adds a peer that joins; its name here.
+fn join(
+    file: &Path,
+    key: [u8; 32],
+    (token, name): (&Token, &str),
+    networks: &[IpNet],
+) -> anyhow::Result<String> {
+    // Others may have joined since the start, and the file may not be right any more.
+    let config = load(file)?;
+    let peers = &config.peers;
+    let public_key = dibs_config::PublicKey::try_from(key)?;
+    let own = dibs_config::read_private_key(&config.daemon.private_key_file)?;
+    anyhow::ensure!(public_key != own.public(), "it has the key of this host");
+    if let Some(known) = peers.iter().find(|peer| peer.public_key == public_key) {
+        return Ok(known.name.clone());
+    }
+    let name = setup::free_name(name, |name| peers.iter().any(|peer| peer.name == name));
+    let theirs = peers.iter().flat_map(|peer| &peer.addresses);
+    let taken = networks.iter().chain(theirs);
+    let taken: Vec<&IpNet> = taken.filter(|net| net.prefix_len() > 0).collect();
+    let lent = setup::lent(|address| taken.iter().any(|net| net.contains(&address)));
+    let section = setup::peer_section(&name, (public_key, false), &[], &Addresses::Lent(lent));
+    let store = store(&config);
+    store.accept(token, &name, &section)?;
+    match load(file) {
+        Ok(_) => Ok(name),
+        Err(error) => {
+            store.remove(&name)?;
+            Err(error.into())
+        }
+    }
 }
 
 /// Refuses what this version does not carry, at its place in the file.

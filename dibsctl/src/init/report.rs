@@ -30,6 +30,8 @@ pub(crate) struct Report {
     pub(crate) by_line: Vec<ByLine>,
     /// The other one.
     pub(crate) peer: Option<Peer>,
+    /// True if the other one learns of this host by itself.
+    pub(crate) joins: bool,
 }
 
 /// An interface that is trusted because it is in a network with an interface that the other host's line calls trusted.
@@ -141,14 +143,24 @@ impl Report {
             Some(peer) => format!("On {}, unless it knows this host already, run", peer.name),
             None => "On the other host, run".to_owned(),
         };
-        text += &format!("\n{when}:\n    sudo dibsctl init --peer {}\n", self.line);
-        match (&self.peer, self.changed) {
-            (None, _) => text += "\nThen run here the command that it prints.\n",
-            (Some(_), true) => {
+        let once = self.line.token.is_some();
+        if once {
+            let line = &self.line;
+            text += &format!(
+                "\nOn the host that is to join, once and within an hour (secret until then), run:\n    sudo dibsctl init \
+                 --join {line}\n"
+            );
+        } else if !self.joins {
+            text += &format!("\n{when}:\n    sudo dibsctl init --peer {}\n", self.line);
+        }
+        match (&self.peer, self.changed || self.joins) {
+            (None, _) if !once => text += "\nThen run here the command that it prints.\n",
+            (Some(_), false) => {}
+            (None, _) if !self.new => {}
+            _ => {
                 text += "\nHere, run (open connections are kept):\n    sudo systemctl enable dibs-guard dibsd\n    \
                          sudo systemctl restart dibsd\n";
             }
-            (Some(_), false) => {}
         }
         text
     }

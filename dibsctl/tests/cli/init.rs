@@ -120,6 +120,7 @@ fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
         public_key: key,
         port: 5300,
         exit: false,
+        token: None,
         ways: [("wlp2s0", "192.168.1.10"), ("lte0", "100.70.1.2")]
             .map(|(name, address)| Way {
                 name: name.to_owned(),
@@ -317,6 +318,7 @@ fn crafted(name: &str, ways: &[(&str, Trust, &[&str])]) -> String {
         public_key: PrivateKey::generate().public(),
         port: 5300,
         exit: false,
+        token: None,
         ways: ways.iter().map(way).collect(),
     };
     host.to_string()

@@ -8,9 +8,9 @@ use anyhow::{Result, ensure};
 use dibs_netns::Host;
 use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
-use netns_tests::isolated;
 use netns_tests::routed::exchange;
-use netns_tests::traffic::{SETTLED, Talk, connect};
+use netns_tests::traffic::{SETTLED, Talk, connect, connect_from};
+use netns_tests::{Node, isolated};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 
@@ -106,31 +106,87 @@ fn a_server_lets_nobody_into_its_own_networks() {
     });
 }
 
-/// The server's line is all that a household takes, and the household's line all that the server takes.
+/// The server's line is all that a household takes. It works once and for an hour, and nobody's connections break as another
+/// household joins or is removed.
 #[test]
-fn init_sets_a_household_up() {
+fn households_join_by_one_line_each() {
     isolated(|| {
-        Households::run(1, |net| {
-            let host = net.homes[0].node.host.clone();
-            // With an address of the Internet it would not be behind NAT.
-            host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
-            for node in [&mut net.homes[0].node, &mut net.b] {
+        Households::run(2, |net| {
+            let homes = net.homes.iter_mut().map(|home| &mut home.node);
+            for node in homes.chain([&mut net.b]) {
                 node.stop(Signal::SIGTERM)?;
                 for file in ["dibsd.toml", "private.key"] {
                     std::fs::remove_file(node.directory().join(file))?;
                 }
             }
-            let server = net.b.init(&["--exit", "--untrusted", "wan0"])?;
-            let wishes = ["--untrusted", "dsl,lte", "--peer", &server];
-            let household = net.homes[0].node.init(&wishes)?;
-            net.b.init(&["--peer", &household])?;
+            let [a, c] = &mut net.homes[..] else {
+                anyhow::bail!("two households");
+            };
+            let (host, c) = (a.node.host.clone(), &mut c.node);
+            // With an address of the Internet it would not be behind NAT.
+            host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
+            let wishes = |line: &str| ["--untrusted", "dsl,lte", "--join", line].map(str::to_owned);
+            let join = |node: &Node, line: &str| {
+                let wishes = wishes(line);
+                node.init(&wishes.each_ref().map(String::as_str)).map(drop)
+            };
+            let first = net.b.init(&["--exit", "--untrusted", "wan0"])?;
             net.b.start()?;
-            net.homes[0].node.start()?;
-            net.homes[0].node.wait_until_joined(2)?;
-            let ears = Ears::new(&net.homes[0])?;
-            let talk = net.talk(&host, 0, web(443))?;
+            join(&a.node, &first)?;
+            a.node.start()?;
+            a.node.wait_until_joined(2)?;
+            // The token is of no use any more at either end.
+            ensure!(!a.node.directory().join("lib/token").exists());
+            join(c, &first)?;
+            c.start()?;
+            let refused = |net: &Node| net.counter("join_token_refused");
+            wait("a used token", || {
+                refused(&net.b).is_ok_and(|count| count > 0)
+            })?;
+            let peers = c.ctl(&["peer", "list"])?;
+            let reason = peers[0]["reason"].as_str().unwrap_or_default();
+            ensure!(reason.contains("used up or older than an hour"), "{peers}");
+
+            // An hour later.
+            let second = net.b.init(&["--exit"])?;
+            let tokens = net.b.directory().join("lib/tokens");
+            for token in std::fs::read_dir(tokens)? {
+                std::fs::write(token?.path(), "1800000000")?;
+            }
+            let before = refused(&net.b)?;
+            c.stop(Signal::SIGTERM)?;
+            std::fs::remove_file(c.directory().join("dibsd.toml"))?;
+            join(c, &second)?;
+            c.start()?;
+            wait("a token that is void", || {
+                refused(&net.b).is_ok_and(|count| count > before)
+            })?;
+
+            let ears = Ears::new(a)?;
+            let conn = connect_from(0, &host, &net.web, web(443))?;
+            let talk = Talk::over(&host, &net.web, conn)?;
+            talk.advance(SETTLED)?;
+            let third = net.b.init(&["--exit"])?;
+            c.stop(Signal::SIGTERM)?;
+            std::fs::remove_file(c.directory().join("dibsd.toml"))?;
+            join(c, &third)?;
+            c.start()?;
+            c.wait_until_joined(2)?;
+            talk.advance(SETTLED)?;
+            // They are in no file of the user's, and outlive the daemon.
+            net.b.stop(Signal::SIGKILL)?;
+            net.b.start()?;
             talk.advance(SETTLED)?;
             ears.heard_no_tcp(100)?;
+            c.wait_until_joined(2)?;
+            let peers = net.b.ctl(&["peer", "list"])?;
+            let lent: Vec<_> = peers
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|peer| &peer["addresses"])
+                .collect();
+            ensure!(lent.len() == 2 && lent[0] != lent[1], "{peers}");
             talk.finish()
         })
     });

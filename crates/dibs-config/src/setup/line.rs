@@ -1,4 +1,4 @@
-//! The line by which a host introduces itself: nothing in it is secret.
+//! The line by which a host introduces itself: nothing in it is secret but a one-time token, if it has one.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::is_routable;
 use crate::check;
+use crate::joining::Token;
 use crate::{PublicKey, Trust};
 
 /// What the line begins with: the form's name and version.
@@ -19,7 +20,8 @@ const MOST_ADDRESSES: usize = 16;
 ///
 /// `dibs1,name=a,key=BASE64,port=5300,trusted=eth0/10.0.1.1/fd00:1::1,untrusted=wlan0/10.0.2.1,sum=HEX`
 ///
-/// Behind the port stands `exit=yes` if others reach the Internet by it. Each way out has its name and its addresses; `sum` is the CRC-32C of what stands before its comma, so that a
+/// Behind the port stands `exit=yes` if others reach the Internet by it, and `once=BASE64` if one host may join by this line
+/// ([`joining`](crate::joining)). Each way out has its name and its addresses; `sum` is the CRC-32C of what stands before its comma, so that a
 /// line that was not copied whole is noticed. Whitespace, as mail puts it in, counts for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
@@ -31,6 +33,8 @@ pub struct Introduction {
     pub port: u16,
     /// Others reach the Internet by it.
     pub exit: bool,
+    /// Token by which one host may join.
+    pub token: Option<Token>,
     /// Its paths.
     pub ways: Vec<Way>,
 }
@@ -76,11 +80,15 @@ impl fmt::Display for Introduction {
             public_key,
             port,
             exit,
+            token,
             ways,
         } = self;
         let mut line = format!("{FORM},name={name},key={public_key},port={port}");
         if *exit {
             line += ",exit=yes";
+        }
+        if let Some(token) = token {
+            line += &format!(",once={}", *token.to_base64());
         }
         for way in ways {
             line += &format!(",{}={}", way.trust.as_str(), way.name);
@@ -109,7 +117,7 @@ impl FromStr for Introduction {
             return Err(BadLine::Form);
         }
         let (mut name, mut key, mut port, mut ways) = (None, None, None, Vec::new());
-        let mut exit = false;
+        let (mut exit, mut token) = (false, None);
         for field in fields {
             let bad = |fault| BadLine::Field {
                 field: field.escape_debug().to_string(),
@@ -124,6 +132,11 @@ impl FromStr for Introduction {
                     port = Some(number.ok_or(bad("is not a port"))?);
                 }
                 "exit" if value == "yes" => exit = true,
+                "once" => {
+                    let once =
+                        Token::from_base64(value).map_err(|_| bad("is not a one-time token"));
+                    token = Some(once?);
+                }
                 "trusted" => ways.push(way(value, Trust::Trusted).map_err(bad)?),
                 "untrusted" => ways.push(way(value, Trust::Untrusted).map_err(bad)?),
                 _ => return Err(bad("is of a later version of dibs, or of none")),
@@ -138,6 +151,7 @@ impl FromStr for Introduction {
                 public_key,
                 port,
                 exit,
+                token,
                 ways,
             }),
             _ => Err(BadLine::Field {
@@ -211,6 +225,13 @@ mod tests {
         let exit = whole(&LINE.replace("5300,", "5300,exit=yes,"));
         let told: Introduction = exit.parse().unwrap();
         assert!(told.exit && told.to_string() == exit, "{told}");
+        let once = LINE.replace(
+            "5300,",
+            "5300,once=bHVuY2ggdG9rZW5zIGFyZSBnb29kIGZvciBvbmUgbWU=,",
+        );
+        let once = whole(&once);
+        let told: Introduction = once.parse().unwrap();
+        assert!(told.token.is_some() && told.to_string() == once);
         // Nothing that a shell takes apart.
         let plain = |c: char| c.is_ascii_alphanumeric() || ",=/:.+-_".contains(c);
         assert!(line.chars().all(plain), "{line}");
@@ -256,6 +277,7 @@ mod tests {
             ("port=5300", "port=65536", "is not a port"),
             ("port=5300", "port", "is no field"),
             ("port=5300", "port=5300,exit=no", "later version"),
+            ("port=5300", "port=5300,once=yes", "not a one-time"),
             ("10.0.1.1", "10.0.1", "is not an address"),
             ("10.0.1.1", "127.0.0.1", "not one host's"),
             ("10.0.1.1", "224.0.0.1", "not one host's"),

@@ -182,6 +182,7 @@ pub(super) mod tests {
             public_key: PrivateKey::generate().public(),
             port: 5300,
             exit: false,
+            token: None,
             ways: ways.iter().map(way).collect(),
         }
     }

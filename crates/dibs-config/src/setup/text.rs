@@ -6,8 +6,8 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
-use super::{Introduction, Meeting};
-use crate::Trust;
+use super::Meeting;
+use crate::{PublicKey, Trust};
 
 /// A path for a new file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub struct NewPath {
     pub public: Vec<IpAddr>,
 }
 
-/// A configuration with these paths and without peers, perhaps of an exit; `key_file` is named where it is not the usual
+/// A configuration with these paths and without peers, perhaps of an exit; its `directory` is named where it is not the usual
 /// one. Whoever writes it has it [checked](crate::parse) first.
-pub fn configuration(paths: &[NewPath], key_file: Option<&Path>, exit: bool) -> String {
+pub fn configuration(paths: &[NewPath], directory: Option<&Path>, exit: bool) -> String {
     let mut text = String::from(
         "# dibsd, written by `dibsctl init`. After a change `dibsctl check FILE` says whether it is\n\
          # right, and `systemctl restart dibsd` has it read; open connections stay. Every key there\n\
@@ -34,9 +34,12 @@ pub fn configuration(paths: &[NewPath], key_file: Option<&Path>, exit: bool) -> 
          \n\
          [daemon]\n",
     );
-    if let Some(file) = key_file {
-        let file = toml::Value::from(&*file.to_string_lossy());
-        put(&mut text, format_args!("private_key_file = {file}\n"));
+    for (key, name) in [("private_key_file", "private.key"), ("state_dir", "lib")] {
+        if let Some(directory) = directory {
+            let named = directory.join(name);
+            let named = toml::Value::from(&*named.to_string_lossy());
+            put(&mut text, format_args!("{key} = {named}\n"));
+        }
     }
     if exit {
         text +=
@@ -89,10 +92,11 @@ pub enum Addresses {
     Lent([IpAddr; 2]),
 }
 
-/// A peer, to stand at the end of a file: its name here, where it is met, and which connections are to it.
+/// A peer, to stand at the end of a file: its name here, its key and whether it is an exit, where it is met, and which
+/// connections are to it.
 pub fn peer_section(
     name: &str,
-    other: &Introduction,
+    (public_key, exit): (PublicKey, bool),
     met: &[Meeting<'_>],
     addresses: &Addresses,
 ) -> String {
@@ -110,13 +114,12 @@ pub fn peer_section(
     let mut text = format!(
         "\n[[peer]]\n\
          name = \"{name}\"\n\
-         public_key = \"{}\"\n\
+         public_key = \"{public_key}\"\n\
          {addresses}\n\
          # What it may open here: ports at the addresses of the paths above; [\"22\", \"5432\"] for fewer.\n\
          #accept = [\"paths\"]\n",
-        other.public_key,
     );
-    let rule = match other.exit {
+    let rule = match exit {
         true => {
             "\n# Every new TCP connection to the Internet goes by it. Without a session it waits.\n\
              [[rule]]\nbump = \"seal\"\nall = true\n"
@@ -160,7 +163,7 @@ fn put(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::Way;
+    use crate::setup::{Introduction, Way};
     use crate::{PrivateKey, parse};
 
     #[test]
@@ -177,13 +180,15 @@ mod tests {
             path("wlan0-1", "wlan0:1", Trust::Untrusted, &[]),
         ];
         paths[1].public = vec![[203, 0, 113, 7].into()];
-        let odd = Path::new("/srv/\"dibs\"\n/private.key");
-        for key_file in [None, Some(odd)] {
-            let text = configuration(&paths, key_file, false);
+        let odd = Path::new("/srv/\"dibs\"\n");
+        for directory in [None, Some(odd)] {
+            let text = configuration(&paths, directory, false);
             let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert!(config.warnings().is_empty(), "{:?}", config.warnings());
-            let file = key_file.unwrap_or(Path::new("/etc/dibs/private.key"));
-            assert_eq!(config.daemon.private_key_file, file);
+            let own = directory.unwrap_or(Path::new("/etc/dibs"));
+            assert_eq!(config.daemon.private_key_file, own.join("private.key"));
+            let lib = directory.map_or("/var/lib/dibs".into(), |own| own.join("lib"));
+            assert_eq!(config.daemon.state_dir, lib);
             for (written, read) in paths.iter().zip(&config.paths) {
                 assert_eq!(written.name, read.name);
                 assert_eq!(read.interface.as_ref(), Some(&written.interface));
@@ -202,6 +207,7 @@ mod tests {
             public_key: PrivateKey::generate().public(),
             port: 5301,
             exit: true,
+            token: None,
             ways: vec![way.clone()],
         };
         let met = [Meeting {
@@ -213,13 +219,13 @@ mod tests {
         let mut text = configuration(&paths, None, true);
         let own = ["fd00::2/128", "10.0.1.2/32", "0.0.0.0/0"];
         let own = Addresses::Own(own.map(|net| net.parse().unwrap()).into());
-        text += &peer_section("b", &other, &met, &own);
+        text += &peer_section("b", (other.public_key, true), &met, &own);
         let third = Introduction {
             public_key: PrivateKey::generate().public(),
             ..other.clone()
         };
         let lent = crate::setup::lent(|_| false);
-        text += &peer_section("c", &third, &[], &Addresses::Lent(lent));
+        text += &peer_section("c", (third.public_key, true), &[], &Addresses::Lent(lent));
         let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let [b, c] = &config.peers[..] else {
             panic!("{:?}", config.peers)

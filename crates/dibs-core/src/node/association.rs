@@ -4,16 +4,18 @@
 //! carries and holds, and [`News`] of it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use zeroize::Zeroizing;
 
 use super::config::LocalPath;
 use super::paths::{PathSet, PeerPlace};
 use super::shared::{Journal, Setup};
 use crate::bump::Bump;
 use crate::counters::Counter;
-use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
+use crate::session::{EpochSecrets, Established, Hello, MAX_HELLO, PeerState, Role, SessionId};
 use crate::stream::rx::STORE_LIMIT;
 use crate::time::Time;
 
@@ -27,10 +29,14 @@ const TRUSTED_ALONE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(400);
 const RECALL: Duration = Duration::from_millis(500);
 
+/// Bytes of a hello before the list of bumps.
+const HELLO_FIXED: usize = 13;
+
 /// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB, and the
-/// bumps that we carry, each with how many of how many shares it needs (0 of 0: it does not split).
-pub(super) fn hello(setup: &Setup) -> Hello {
-    let mut bytes = vec![1];
+/// bumps that we carry, each with how many of how many shares it needs (0 of 0: it does not split); and a ticket.
+pub(super) fn hello(setup: &Setup, ticket: &Ticket) -> Hello {
+    let mut bytes = Vec::with_capacity(MAX_HELLO);
+    bytes.push(1);
     bytes.extend_from_slice(&setup.instance.to_be_bytes());
     bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
     let carried: Vec<_> = setup.bumps.iter().map(CarriedBump::of).collect();
@@ -39,7 +45,42 @@ pub(super) fn hello(setup: &Setup) -> Hello {
         let (needed, shares) = bump.shares.unwrap_or_default();
         bytes.extend_from_slice(&[bump.number, needed, shares]);
     }
-    Hello::new(bytes).expect("our hello is a few bytes long")
+    bytes.extend_from_slice(&ticket.0);
+    Hello::new(bytes).expect("our hello is a few hundred bytes long")
+}
+
+/// Ticket by which a peer that does not know this host yet may take it, at the end of a hello. The node does not look into
+/// it; it is a secret.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Ticket(Zeroizing<Vec<u8>>);
+
+/// The longest ticket, in bytes.
+pub const MAX_TICKET: usize = 128;
+
+impl Ticket {
+    /// Takes these bytes, up to [`MAX_TICKET`].
+    pub fn new(bytes: Zeroizing<Vec<u8>>) -> Option<Self> {
+        (bytes.len() <= MAX_TICKET).then_some(Self(bytes))
+    }
+
+    /// Ticket in a stranger's hello, if there is one.
+    pub(super) fn read(hello: &Hello) -> Option<Self> {
+        let (_, rest) = hello.as_bytes().split_at_checked(HELLO_FIXED)?;
+        let (count, rest) = rest.split_first()?;
+        let (_, ticket) = rest.split_at_checked(3 * usize::from(*count))?;
+        Self::new(ticket.to_vec().into()).filter(|ticket| !ticket.0.is_empty())
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket")
+    }
 }
 
 /// A bump as a hello names it.
@@ -70,7 +111,7 @@ struct Said {
 
 impl Said {
     fn read(hello: &Hello) -> Option<Self> {
-        let (fixed, rest) = hello.as_bytes().split_first_chunk::<13>()?;
+        let (fixed, rest) = hello.as_bytes().split_first_chunk::<HELLO_FIXED>()?;
         let instance = u64::from_be_bytes(fixed[1..9].try_into().expect("eight bytes"));
         let store = u32::from_be_bytes(fixed[9..13].try_into().expect("four bytes"));
         let (count, rest) = rest.split_first().unwrap_or((&0, &[]));
@@ -125,10 +166,12 @@ pub(super) struct Association {
     /// What the peer says it can hold, in bytes, and which bumps it carries.
     store: usize,
     carried: Vec<CarriedBump>,
+    /// Goes with our calls until there is a session: the peer has taken us then.
+    pub(super) ticket: Ticket,
 }
 
 impl Association {
-    pub(super) const fn new(now: Time) -> Self {
+    pub(super) fn new(now: Time) -> Self {
         Self {
             instance: None,
             up: false,
@@ -142,6 +185,7 @@ impl Association {
             recall_at: now,
             store: 0,
             carried: Vec::new(),
+            ticket: Ticket::default(),
         }
     }
 
@@ -351,6 +395,7 @@ impl Association {
         let instance = said.instance;
         self.store = said.store.min(STORE_BELIEVED);
         self.carried = said.bumps;
+        self.ticket = Ticket::default();
         let old = self.instance.replace(instance);
         let restarted = old.is_some_and(|known| known != instance);
         if restarted {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use dibs_settings::{BumpId, Hint, Scheduler};
 use dibs_wire::FlowKey;
 
+use super::association::Ticket;
 use super::dispatch::{Node, route, route_conn};
 use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
@@ -179,6 +180,11 @@ impl Node {
                 link.path.begin_at(now, rate);
             }
         }
+    }
+
+    /// Has calls to a peer carry a ticket, until it answers.
+    pub fn set_ticket(&mut self, peer: usize, ticket: Ticket) {
+        self.peers[peer].association.ticket = ticket;
     }
 
     /// The addresses of this host, to which inner packets may go.

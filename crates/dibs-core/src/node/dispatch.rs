@@ -8,7 +8,7 @@ use dibs_settings::{BumpId, left_out};
 use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 
-use super::association::{self, Association};
+use super::association::{self, Association, Ticket};
 use super::config::NodeConfig;
 use super::deadline::{Deadline, Reason};
 use super::hosts::Hosts;
@@ -332,7 +332,7 @@ impl Node {
             peer_there: at_place.next().map(|peer| peer.id),
             under_load: waiting(outbox, path) > OUTBOX / 4,
         };
-        let own = association::hello(&shared.setup);
+        let own = association::hello(&shared.setup, &Ticket::default());
         let hello = |_| own.clone();
         let outcome = sessions.handle(now, arrived, datagram, hello, &mut shared.dice.rng);
         let stranger = || !peers.iter().any(|peer| peer.paths.is_at(from.ip()));
@@ -356,6 +356,12 @@ impl Node {
         if let Some(peer) = outcome.unsecured {
             let peer = peer.index();
             shared.journal.events.push(Event::Unsecured { peer });
+        }
+        if let Some((key, hello)) = outcome.stranger
+            && let Some(ticket) = Ticket::read(&hello)
+        {
+            let event = Event::Stranger { key, ticket };
+            shared.journal.events.push(event);
         }
         if let Some(reason) = outcome.dropped {
             shared.count(counter_of(reason));
@@ -477,7 +483,7 @@ impl Node {
             },
             None => Way::new(true),
         };
-        let hello = association::hello(&shared.setup);
+        let hello = association::hello(&shared.setup, &association.ticket);
         let message = sessions.initiate(now, wall, *id, way, &hello, &mut shared.dice.rng);
         if let Some(((path, to), _)) = called {
             enqueue(&mut shared.journal, outbox, (path, to, message));

@@ -43,7 +43,7 @@ mod solicit;
 #[cfg(test)]
 mod tests;
 
-pub use association::CarriedBump;
+pub use association::{CarriedBump, MAX_TICKET, Ticket};
 pub use config::{LocalPath, NodeConfig, PeerConfig};
 pub use deadline::{Deadline, Reason};
 pub use dispatch::{Node, Transmit};

@@ -6,7 +6,9 @@ use std::time::Duration;
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 
+use super::association::Ticket;
 use super::silence::SilentPort;
+use crate::session::PublicKey;
 
 /// Something that happened; peers and paths by their index in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +38,13 @@ pub enum Event {
     Unsecured {
         /// The peer.
         peer: usize,
+    },
+    /// A host that is no peer calls with a ticket.
+    Stranger {
+        /// Its public key; it has the private one.
+        key: PublicKey,
+        /// Not looked into.
+        ticket: Ticket,
     },
     /// The keys of the session with a peer have sealed all that they may: nothing is sent until
     /// there is another session.
@@ -79,7 +88,7 @@ pub enum Event {
 }
 
 /// What the owner has not asked for yet. Whoever comes late, or never, loses nothing that matters and finds no
-/// more than a bounded number: of what is said of a peer's session, its silent ports, and of a path, the last stands for all
+/// more than a bounded number: of what is said of a peer's session, its silent ports, a path, and of strangers, the last stands for all
 /// before it; messages have a [bound](super::messages::MAX_TAKEN) of their own; and a drain ends once.
 #[derive(Default)]
 pub(crate) struct Events(VecDeque<Event>);
@@ -130,6 +139,7 @@ impl Event {
                     peer: of, path: by, ..
                 },
             ) => peer == of && path == by,
+            (Self::Stranger { .. }, Self::Stranger { .. }) => true,
             _ => false,
         }
     }

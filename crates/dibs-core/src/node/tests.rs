@@ -49,6 +49,7 @@ mod schedulers;
 mod sends;
 mod silence;
 mod spent;
+mod strangers;
 mod toy;
 mod untrusted;
 

@@ -4,6 +4,7 @@
 use core::net::SocketAddr;
 use core::time::Duration;
 use thiserror::Error;
+use x25519_dalek::PublicKey;
 
 use super::cookie::{self, COOKIE_LIFETIME, Mac, NONCE_LEN};
 use super::established::{Agreement, Session};
@@ -105,6 +106,8 @@ pub struct HandshakeOutcome {
     pub outdated: Option<(PeerId, Duration)>,
     /// A handshake with this peer came to nothing, for [nothing secures it](Dropped::Unsecured). Told from time to time.
     pub unsecured: Option<PeerId>,
+    /// Key and hello of an [unknown peer](Dropped::UnknownPeer), which has the private key.
+    pub stranger: Option<(PublicKey, Hello)>,
     /// Why nothing else came of it.
     pub dropped: Option<Dropped>,
 }
@@ -360,15 +363,20 @@ impl Sessions {
         let remote = noise
             .remote_static()
             .expect("message 1 names the initiator");
-        let id = self.peer_by_key(&remote).ok_or(Dropped::UnknownPeer)?;
-        let peer = &mut self.peers[id.index()];
-
+        let known = self.peer_by_key(&remote);
         let Call {
             timestamp,
             hello,
             trusted: by_their_label,
             named,
         } = message::parse_initiation_payload(&payload).ok_or(Dropped::Malformed)?;
+        let Some(id) = known else {
+            return Ok(HandshakeOutcome {
+                stranger: Some((remote, hello)),
+                ..HandshakeOutcome::from(Dropped::UnknownPeer)
+            });
+        };
+        let peer = &mut self.peers[id.index()];
         if let Some(latest) = peer.latest.filter(|latest| *latest >= timestamp) {
             let behind = latest.since(timestamp);
             let known = peer
