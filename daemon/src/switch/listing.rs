@@ -239,8 +239,7 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
         (false, _) => {
             let answers = format!("nobody answers at {}", called.join(", "));
             let joins = startup::own_ticket(&daemon.config, index).is_some();
-            let unjoined = joins.then_some(UNJOINED).unwrap_or_default();
-            Some(answers + unjoined)
+            Some(answers + if joins { UNJOINED } else { "" })
         }
     };
     let faults = up.into_iter().chain(down).filter_map(|endpoint| {

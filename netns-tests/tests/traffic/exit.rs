@@ -151,7 +151,7 @@ fn households_join_by_one_line_each() {
             let second = net.b.init(&["--exit"])?;
             let tokens = net.b.directory().join("lib/tokens");
             for token in std::fs::read_dir(tokens)? {
-                std::fs::write(token?.path(), "1800000000")?;
+                std::fs::write(token?.path(), "1")?;
             }
             let before = refused(&net.b)?;
             c.stop(Signal::SIGTERM)?;
