@@ -134,6 +134,20 @@ pub(crate) enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Undo `init` on a host with one peer: remove dibs from the kernel, the configuration and the key
+    #[command(after_help = "Examples:\n  sudo dibsctl leave\n  sudo dibsctl leave --force")]
+    Leave {
+        /// Configuration file that `init` wrote; it is kept as FILE.old
+        #[arg(
+            long = "config",
+            value_name = "FILE",
+            default_value = "/etc/dibs/dibsd.toml"
+        )]
+        file: PathBuf,
+        /// Leave even if connections break, because the network does not carry them in plain
+        #[arg(long)]
+        force: bool,
+    },
     /// Show dibs at work: two hosts and an eavesdropper
     #[command(after_help = "Examples:\n  sudo dibsctl demo\n  sudo dibsctl demo --mebibytes 64")]
     Demo(Demo),
@@ -300,6 +314,15 @@ pub(crate) enum PeerCommand {
         after_help = "Examples:\n  dibsctl peer list\n  dibsctl --json peer list | jq '.[].state'"
     )]
     List,
+    /// Remove a peer that joined by `dibsctl init --join`
+    #[command(after_help = "Example: dibsctl peer remove van")]
+    Remove {
+        /// Name in `peer list`
+        name: String,
+        /// Remove it even if it has connections on a bump: they break
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 #[derive(Subcommand)]

@@ -14,7 +14,7 @@ use crate::args::{
 };
 use crate::output::{show, unix_now, warn};
 use crate::table::Table;
-use crate::{check, cleanup, doctor, init, keys, program, render, top, units};
+use crate::{check, cleanup, doctor, init, keys, leave, program, render, top, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -56,6 +56,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let peers = connect()?.peers()?;
             show_list(json, &peers, "peer", || render::peers(&peers, now))
         }
+        Command::Peer(PeerCommand::Remove { name, force }) => {
+            connect()?.remove_peer(name.clone(), force)?;
+            show(json, &serde_json::json!({}), || {
+                format!("peer {name} is removed\n")
+            })
+        }
         Command::Bump(BumpCommand::List) => {
             let bumps = connect()?.bumps()?;
             show_list(json, &bumps, "bump", || render::bumps(&bumps))
@@ -72,6 +78,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 "nothing of dibs is left in the kernel\n".into()
             })
         }
+        Command::Leave { file, force } => leave::run(&file, &args.socket, force, json),
         Command::Demo(demo) => program::demo(&demo),
         Command::Genkey => keys::genkey(),
         Command::Pubkey => keys::pubkey(),

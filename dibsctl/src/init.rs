@@ -1,6 +1,6 @@
 //! `init`: a key, a configuration, and the line by which the other host gets to know this one.
 
-mod files;
+pub(crate) mod files;
 mod interfaces;
 mod report;
 

@@ -8,6 +8,7 @@ mod commands;
 mod doctor;
 mod init;
 mod keys;
+mod leave;
 mod program;
 mod render;
 mod table;

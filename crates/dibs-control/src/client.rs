@@ -150,11 +150,19 @@ impl Client {
 
     /// [`Request::Cleanup`], or [`Request::ForceCleanup`]
     pub fn cleanup(&mut self, force: bool) -> Result<(), ClientError> {
-        let request = match force {
+        self.done(&match force {
             true => Request::ForceCleanup,
             false => Request::Cleanup,
-        };
-        match self.request(&request)? {
+        })
+    }
+
+    /// [`Request::PeerRemove`].
+    pub fn remove_peer(&mut self, name: String, force: bool) -> Result<(), ClientError> {
+        self.done(&Request::PeerRemove { name, force })
+    }
+
+    fn done(&mut self, request: &Request) -> Result<(), ClientError> {
+        match self.request(request)? {
             Reply::Done => Ok(()),
             other => Err(self.unexpected(&other)),
         }

@@ -88,6 +88,13 @@ pub enum Request {
     PathChange(PathChange),
     /// Answered by [`Reply::Peers`].
     PeerList,
+    /// Forgets a peer that joined by a token; the daemon starts again. Answered by [`Reply::Done`].
+    PeerRemove {
+        /// Its name.
+        name: String,
+        /// Its connections may break.
+        force: bool,
+    },
     /// Answered by [`Reply::Bumps`].
     BumpList,
     /// Answered by [`Reply::Following`], then [`Reply::Event`] without end.

@@ -21,7 +21,9 @@ use crate::kernel::{connections, devices};
 use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
-use crate::switch::{Daemon, listing, marking, paths, rule_changes, sessions, steering, switching};
+use crate::switch::{
+    Daemon, Task, listing, marking, paths, rule_changes, sessions, startup, steering, switching,
+};
 
 impl Serves for Daemon {
     async fn serve(
@@ -61,11 +63,18 @@ async fn serve(
                 "only root may remove dibs from the kernel: use sudo"
             ));
         }
+        Request::PeerRemove { .. } if !caller.is_root() => {
+            let why = "only root may remove peers: use sudo";
+            bail!(Failure::new(ErrorKind::Denied, why));
+        }
         Request::PathChange(_) if !caller.is_root() => {
             let why = "only root may change how paths are used: use sudo";
             bail!(Failure::new(ErrorKind::Denied, why));
         }
-        Request::Cleanup | Request::ForceCleanup | Request::PathChange(_) => true,
+        Request::Cleanup
+        | Request::ForceCleanup
+        | Request::PeerRemove { .. }
+        | Request::PathChange(_) => true,
         _ => false,
     };
     let _turn = daemon.users.admit(caller, changes).await?;
@@ -102,6 +111,10 @@ async fn serve(
         }
         Request::PathChange(change) => Reply::Preferences(paths::change(daemon, change).await?),
         Request::PeerList => Reply::Peers(listing::peer_list(daemon).await?),
+        Request::PeerRemove { name, force } => {
+            peer_remove(daemon, &name, force).await?;
+            Reply::Done
+        }
         Request::BumpList => Reply::Bumps(listing::bump_list(daemon).await?),
         Request::Events => Reply::Following,
         Request::Cleanup | Request::ForceCleanup => {
@@ -114,11 +127,7 @@ async fn serve(
 /// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
 /// takes `force`.
 async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
-    let lives = daemon.connections().await?;
-    let on_bumps: Vec<Live> = lives
-        .into_iter()
-        .filter(|live| !live.over && daemon.bump_of(live).is_some())
-        .collect();
+    let on_bumps = on_bumps(daemon).await?;
     let up = sessions::sessions(daemon).await?;
     // Peers whose rules want otherwise keep their part, and answer into nothing.
     let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
@@ -132,13 +141,7 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
             )));
         }
     }
-    marking::overrule(daemon, &told).await?;
-    let progress = Progress::default();
-    let goal = Goal {
-        bump: None,
-        force: true,
-    };
-    switching::choose(daemon, &told, goal, &progress).await?;
+    take_to_plain(daemon, &told).await?;
     {
         let mut state = daemon.state.borrow_mut();
         state.rules.suspend();
@@ -157,6 +160,59 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
             .to_owned(),
         &[],
     );
+    Ok(())
+}
+
+async fn on_bumps(daemon: &Daemon) -> anyhow::Result<Vec<Live>> {
+    let lives = daemon.connections().await?.into_iter();
+    let on = lives.filter(|live| !live.over && daemon.bump_of(live).is_some());
+    Ok(on.collect())
+}
+
+/// Takes connections to plain, whatever rules say and whether plain carries them or not.
+async fn take_to_plain(daemon: &Daemon, conns: &[Live]) -> anyhow::Result<()> {
+    marking::overrule(daemon, conns).await?;
+    let goal = Goal {
+        bump: None,
+        force: true,
+    };
+    switching::choose(daemon, conns, goal, &Progress::default()).await?;
+    Ok(())
+}
+
+/// Forgets a peer that joined, and has the daemon start again without it. What is on a bump to it breaks if plain does not
+/// carry it, which takes `force`.
+async fn peer_remove(daemon: &Daemon, name: &str, force: bool) -> anyhow::Result<()> {
+    listing::check_peer(daemon, Some(name))?;
+    let store = startup::store(&daemon.config);
+    if !store.has_joined(name) {
+        bail!(refused(format!(
+            "peer {name} comes from the configuration file: delete it there, and restart dibsd"
+        )));
+    }
+    let of_peer = |live: &Live| daemon.peer_name(live.peer) == name;
+    let theirs: Vec<Live> = { on_bumps(daemon).await?.into_iter() }
+        .filter(of_peer)
+        .collect();
+    if !force && let Some(first) = theirs.first() {
+        bail!(refused(format!(
+            "peer {name} was not removed: {} connection(s) on bumps to it may break, such as {}; dibsctl peer remove {name} \
+             --force removes it anyway",
+            theirs.len(),
+            first.pair
+        )));
+    }
+    let up = sessions::sessions(daemon).await?;
+    let told: Vec<Live> = { theirs.into_iter() }
+        .filter(|live| up[live.peer])
+        .collect();
+    take_to_plain(daemon, &told).await?;
+    store.remove(name).context("cannot remove the peer")?;
+    let text = format!("peer {name} was removed: dibsd starts again");
+    daemon
+        .events
+        .tell("peer_removed", text, &[("peer", name.to_owned())]);
+    daemon.wakers.wake(Task::Restart);
     Ok(())
 }
 

@@ -55,7 +55,8 @@ pub(crate) fn forget_ticket(daemon: &Daemon, peer: usize) {
     }
 }
 
-fn store(config: &Config) -> Store {
+/// Join tokens, and the peers that joined by one.
+pub(crate) fn store(config: &Config) -> Store {
     Store::new(config.daemon.state_dir.clone())
 }
 

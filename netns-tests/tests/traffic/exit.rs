@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use dibs_netns::Host;
 use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
@@ -187,7 +187,31 @@ fn households_join_by_one_line_each() {
                 .map(|peer| &peer["addresses"])
                 .collect();
             ensure!(lent.len() == 2 && lent[0] != lent[1], "{peers}");
-            talk.finish()
+
+            let name = { peers.as_array().into_iter().flatten() }
+                .find(|peer| peer["addresses"][0] == "10.77.0.2/32")
+                .and_then(|peer| peer["name"].as_str());
+            let name = name.context("the first household")?;
+            let refused = net.b.refused(&["peer", "remove", name])?;
+            ensure!(refused.contains("may break"), "{refused}");
+            talk.finish()?;
+            net.b.ctl(&["peer", "remove", name, "--force"])?;
+            wait("the server without a peer", || {
+                let peers = net.b.ctl(&["peer", "list"]);
+                peers.is_ok_and(|peers| peers.as_array().is_some_and(|left| left.len() == 1))
+            })?;
+            let _held = net.web.in_ns(|| std::net::TcpListener::bind(web(443)))?;
+            // What it still asks for waits, and does not leave by itself.
+            ensure!(!reaches(&host, web(443)), "a peer that was removed");
+            c.wait_until_joined(2)?;
+            ensure!(reaches(&c.host, web(443)), "the other peer");
+            c.ctl(&["leave", "--config", "/run/dibs/dibsd.toml", "--force"])?;
+            for file in ["dibsd.toml", "private.key"] {
+                ensure!(!c.directory().join(file).exists(), "{file} is there");
+            }
+            c.stop(Signal::SIGTERM)?;
+            ensure!(reaches(&c.host, web(443)), "the Internet by itself");
+            Ok(())
         })
     });
 }
