@@ -134,7 +134,9 @@ pub(crate) enum Command {
         #[arg(long)]
         force: bool,
     },
-    /// Undo `init` on a host with one peer: remove dibs from the kernel, the configuration and the key
+    /// Undo `init` on a host with one peer
+    ///
+    /// Removes what dibs has in the kernel, the configuration, which is kept as FILE.old, and the key.
     #[command(after_help = "Examples:\n  sudo dibsctl leave\n  sudo dibsctl leave --force")]
     Leave {
         /// Configuration file that `init` wrote; it is kept as FILE.old
@@ -315,7 +317,9 @@ pub(crate) enum PeerCommand {
     )]
     List,
     /// Remove a peer that joined by `dibsctl init --join`
-    #[command(after_help = "Example: dibsctl peer remove van")]
+    #[command(
+        after_help = "Examples:\n  sudo dibsctl peer remove van\n  sudo dibsctl peer remove van --force"
+    )]
     Remove {
         /// Name in `peer list`
         name: String,
