@@ -32,6 +32,8 @@ pub struct Here {
     pub socket: Socket,
     /// The socket is bound to a device.
     pub bound: bool,
+    /// The bump of the data path that it is on, as far as is known.
+    pub on: Option<BumpId>,
     /// The bump that a rule requires.
     pub required: Option<BumpId>,
     /// The bump of the rule that decides over it where nothing is chosen.
@@ -172,9 +174,8 @@ impl Wanted {
             true => switch.bump.is_none() && !choice.is_some_and(has_it),
             false => choice.is_none(),
         });
-        let unproved = conn
-            .unproved(now)
-            .filter(|_| switch.bump.is_none() && !switch.force);
+        let is_proved = switch.bump.is_some() || switch.force || conn.has_proof(now);
+        let unproved = here.on.filter(|_| !is_proved);
         // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
         let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
         let is_word = !switch.explicit && !switch.ready;
@@ -333,6 +334,7 @@ mod tests {
     const HERE: Here = Here {
         socket: SOCKET,
         bound: false,
+        on: None,
         required: None,
         ruled: None,
     };
@@ -614,9 +616,13 @@ mod tests {
             };
             let mut conns = ConnTable::default();
             // The kernel has it on a bump, by no doing of ours.
+            let here = Some(Here {
+                on: BumpId::new(2),
+                ..HERE
+            });
             conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(2)));
             let unproved = conns.clone();
-            let judged = judge(&mut conns, switch, 1, Some(HERE)).map(drop);
+            let judged = judge(&mut conns, switch, 1, here).map(drop);
             let refused = Err(Refusal::Unproved(bump(2)));
             assert_eq!(judged, if forced { Ok(()) } else { refused }, "{switch:?}");
             if !forced {
@@ -629,13 +635,18 @@ mod tests {
                 let mut conns = unproved.clone();
                 let at = Time::from_nanos(NOW.as_nanos() - since * 1_000_000_000);
                 conns.update(&pair(), |conn| conn.note_plain(at));
-                let judged = judge(&mut conns, switch, 1, Some(HERE));
+                let judged = judge(&mut conns, switch, 1, here);
                 assert_eq!(judged.is_ok(), follows || forced, "{switch:?}");
             }
         }
         let mut conns = ConnTable::default();
         assert!(judge(&mut conns, ruled(2), 0, Some(HERE)).is_ok());
-        conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(2)));
+        let on = BumpId::new(2);
+        conns.update(&pair(), |conn| conn.handle_followed(on));
+        assert!(judge(&mut conns, ruled(0), 0, Some(Here { on, ..HERE })).is_ok());
+        // Nobody asks of what another program's device carries.
+        let mut conns = ConnTable::default();
+        conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(9)));
         assert!(judge(&mut conns, ruled(0), 0, Some(HERE)).is_ok());
     }
 

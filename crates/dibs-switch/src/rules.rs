@@ -215,6 +215,7 @@ where
         Here {
             socket: self.socket,
             bound,
+            on: None,
             required: self.requirement().and_then(R::bump),
             ruled: self.deciding().and_then(R::bump),
         }

@@ -127,10 +127,9 @@ impl Conn {
         self.plain = Some(now);
     }
 
-    /// Bump that it is on and does not leave for plain, because nothing says that plain carries it.
-    pub fn unproved(&self, now: Time) -> Option<BumpId> {
-        let is_proved = |at: Time| now.since(at) < PROVED;
-        self.marked().filter(|_| !self.plain.is_some_and(is_proved))
+    /// True if plain was seen to carry it a short time ago.
+    pub fn has_proof(&self, now: Time) -> bool {
+        self.plain.is_some_and(|at| now.since(at) < PROVED)
     }
 
     /// True if nothing here is about to move it.

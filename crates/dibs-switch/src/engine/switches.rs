@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use dibs_settings::BumpId;
 
 use super::{Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, update, warn_of};
-use crate::answering::{Following, Refusal, Step, Wanted};
+use crate::answering::{Following, Here, Refusal, Step, Wanted};
 use crate::conns::Version;
 use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch};
@@ -78,7 +78,12 @@ fn judge<M: Machine>(
     let judge = |(named, version): (Named, Version)| {
         let live = lives.get(&named.pair.reversed());
         let live = live.filter(|live| live.peer() == peer);
-        let here = live.map(|live| m.ruling(live, |ruling| ruling.here(live.is_bound())));
+        let here = live.map(|live| {
+            let on = m.conns(|conns| conns.get(&live.pair()).marked());
+            let on = on.filter(|on| !m.is_outside(Some(*on)));
+            let here = m.ruling(live, |ruling| ruling.here(live.is_bound()));
+            Here { on, ..here }
+        });
         let judged = m.conns(|conns| wanted.judge(conns, (named, version), here, m.now()));
         if let Err(refusal) = judged {
             m.tell(News::Refused(refusal));
