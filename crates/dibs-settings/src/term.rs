@@ -502,15 +502,25 @@ pub fn interfaces(text: &str) -> Result<String, Wrong> {
 
 /// True if a name is one of a pattern, in which `*` stands for any characters and `?` for one.
 pub fn is_like(pattern: &str, name: &str) -> bool {
-    match pattern.split_at_checked(1) {
-        None => name.is_empty(),
-        Some(("*", rest)) => {
-            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
-            ends.into_iter().any(|at| is_like(rest, &name[at..]))
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut at, mut of) = (0, 0);
+    // Behind the last `*`, and as far as that stands for the name.
+    let mut last = None;
+    while let Some(next) = name.get(of) {
+        match (pattern.get(at), &mut last) {
+            (Some(b'*'), _) => {
+                at += 1;
+                last = Some((at, of));
+            }
+            (Some(asked), _) if [b'?', *next].contains(asked) => (at, of) = (at + 1, of + 1),
+            (_, Some((behind, until))) => {
+                *until += 1;
+                (at, of) = (*behind, *until);
+            }
+            (_, None) => return false,
         }
-        Some((first, rest)) => { name.split_at_checked(1) }
-            .is_some_and(|(next, behind)| ["?", next].contains(&first) && is_like(rest, behind)),
     }
+    pattern[at..].iter().all(|rest| *rest == b'*')
 }
 
 /// The interface of a rule, as iptables and paths under /proc/sys take it.

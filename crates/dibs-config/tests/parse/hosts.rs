@@ -94,6 +94,14 @@ fn address_only_paths_stand_where_trust_is_equal() {
     assert_eq!(fault(&two("untrusted")).line, 3);
     let twice = path("a", "10.0.1.1", "trusted") + &path("b", "10.0.1.1", "trusted");
     assert!(fault(&twice).message.contains("is also that of path \"a\""));
+    // Two paths of one pattern take two interfaces.
+    let by = |at: &str| twice.replace("address = \"10.0.1.1\"", &format!("interface = \"{at}\""));
+    assert_eq!(good(&by("wwan*")).paths[1].pattern(), Some("wwan*"));
+    assert!(
+        fault(&by("wwan0"))
+            .message
+            .contains("is also that of path \"a\"")
+    );
     let neither = "[[path]]\nname = \"a\"\ntrust = \"trusted\"\n";
     assert!(fault(neither).message.contains("lacks \"interface\""));
 }

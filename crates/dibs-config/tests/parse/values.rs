@@ -89,11 +89,7 @@ fn each_value_is_checked() {
         ("name = \"wlan\"", "name = \"eth\"", "\"eth\" is taken"),
         ("name = \"wlan\"", "name = \"w lan\"", "is not a name"),
         ("name = \"wlan\"\n", "", "[[path]] lacks \"name\""),
-        (
-            "\"wlan0\"",
-            "\"wlan0\\n-j ACCEPT\"",
-            "is not the name of an interface",
-        ),
+        ("\"wlan0\"", "\"wlan0\\n-j ACCEPT\"", "names no interface"),
         ("\"10.0.2.1\"", "\"10.0.2.1/24\"", "without prefix length"),
         (
             "\"10.0.2.1\"",

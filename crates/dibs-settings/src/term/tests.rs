@@ -71,3 +71,27 @@ fn prefixes() {
     assert!(steered_prefix("0.0.0.0/0").is_ok());
     assert!(steered_prefix("127.0.0.0/8").is_err() && steered_prefix("ff02::/16").is_err());
 }
+
+#[test]
+fn a_pattern_stands_for_names() {
+    for (pattern, name, is) in [
+        ("wwan*", "wwan0", true),
+        ("wwan*", "wwan", true),
+        ("wwan*", "wlan0", false),
+        ("*", "", true),
+        ("en?usb*", "enxusb7", true),
+        ("en?usb*", "enusb7", false),
+        ("*0", "eth0.0", true),
+        ("eth0", "eth0", true),
+        ("eth0", "eth01", false),
+        ("*a*b", "xaab", true),
+        ("*a*b", "xaabc", false),
+        ("w**", "w", true),
+    ] {
+        assert_eq!(is_like(pattern, name), is, "{pattern} {name}");
+    }
+    assert!(interfaces("wwan*").is_ok() && interfaces("02:15:e0:ec:01:00").is_ok());
+    for wrong in ["", "-w*", "w *", "w*\nx", "*;"] {
+        assert!(interfaces(wrong).is_err(), "{wrong}");
+    }
+}
