@@ -330,7 +330,7 @@ fn what_a_peer_could_not_carry_out_it_is_told_again() {
     let lingers = Plan {
         lingers: true,
         keepalive: Some(Duration::from_secs(2)),
-        ..plan([3000, 3000], Order::Both, [true; 2])
+        ..plan([3000, 3000], Order::Both, [false; 2])
     };
     let deaf = clean().loss(1.0);
     let ops = vec![
