@@ -229,8 +229,9 @@ fn a_path_takes_an_interface_that_its_pattern_names() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
             let host = net.a.host.clone();
-            let address = host.run("cat /sys/class/net/eth0/address")?;
-            let eth = format!("interface = \"{}\"", address.trim());
+            let link = host.run("ip -br link show eth0")?;
+            let address = link.split_whitespace().nth(2).unwrap_or_default();
+            let eth = format!("interface = \"{address}\"");
             let patterns = [
                 ("interface = \"eth0\"", eth.as_str()),
                 ("interface = \"wlan0\"", "interface = \"w*\""),

@@ -95,7 +95,7 @@ fn the_tun_is_changed() {
     isolated(|| {
         put_back(&[
             "sysctl -w net.ipv4.conf.dibs1.rp_filter=1",
-            "sysctl -w net.ipv4.conf.all.forwarding=1",
+            "sysctl -w net.ipv4.conf.dibs1.forwarding=1",
             "tc qdisc replace dev dibs1 root pfifo_fast",
             "ip link set dibs1 mtu 1400",
             "ip link set dibs1 down",
