@@ -45,7 +45,7 @@ COMMIT
 COMMIT
 END";
 
-/// What Docker does to its chains as it ends and begins.
+/// Restart of Docker, as far as its chains show it.
 const FORGOTTEN: &str = "iptables -t nat -F PREROUTING; iptables -t nat -F OUTPUT; iptables -t nat -F POSTROUTING
 iptables -t nat -F DOCKER; iptables -F DOCKER; iptables -F DOCKER-USER
 iptables -F DOCKER-ISOLATION-STAGE-1; iptables -F DOCKER-ISOLATION-STAGE-2

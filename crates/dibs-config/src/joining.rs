@@ -31,7 +31,7 @@ impl Token {
     /// Token that `text`, its base64, stands for.
     ///
     /// # Errors
-    /// It is not the base64 of 32 bytes.
+    /// Text that is not the base64 of 32 bytes.
     pub fn from_base64(text: &str) -> Result<Self, KeyError> {
         PrivateKey::from_base64(text).map(Self)
     }
@@ -109,7 +109,7 @@ const OWN: &str = "token";
 pub struct Store(PathBuf);
 
 impl Store {
-    /// That of this directory.
+    /// Store in this directory.
     pub const fn new(state_dir: PathBuf) -> Self {
         Self(state_dir)
     }

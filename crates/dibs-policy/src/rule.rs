@@ -62,7 +62,7 @@ pub(crate) enum Match {
     OfTcp,
     /// Beginning of a TCP connection, or anything else.
     Begins(bool),
-    /// It belongs to a connection that the nat table of this host gave another destination: the answers, or what they answer.
+    /// Packets of a connection that the nat table of this host gave another destination: the answers, or what they answer.
     Translated {
         answers: bool,
     },

@@ -17,8 +17,8 @@
 //! Packets of peers that reach others in this host's name are masqueraded (SOURCE). The answers come for this host, and only
 //! their connection's mark says, before that is undone, that they leave by a bump.
 //!
-//! Where this host's nat table gives what peers open here another destination, it passes likewise: what it answers is judged by
-//! the names that the peer has for it (ANSWER).
+//! Connections that peers open here and this host's nat table leads elsewhere pass likewise: the answers are judged by
+//! the names that the peer has for them (ANSWER).
 //!
 //! What only nftables can say is in `nftables_only.rs`: connections by their ends. What stands in for it where there is no
 //! nftables, or no mark to go by, is a rule of a connection's own ([`Binding::Pinned`]), for some of them.

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use crate::Error;
 use crate::runner::{Command, CommandRunner, System};
 
-/// What changes a packet's source.
+/// Targets that change a packet's source.
 const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
-/// What changes a packet's destination.
+/// Targets that change a packet's destination.
 const LEADING: [&str; 2] = ["DNAT", "REDIRECT"];
 /// Each sees only the rules made with it.
 const PROGRAMS: [[&str; 2]; 2] = [

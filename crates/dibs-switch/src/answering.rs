@@ -57,7 +57,7 @@ pub enum Refusal {
     Implausible(Implausible),
     /// A rule wants it on this bump.
     OwnRule(BumpId),
-    /// Nothing says that plain carries it: it stays on this bump.
+    /// Plain was not seen to carry it: it stays on this bump.
     Unproved(BumpId),
     /// A later choice stands, of this generation.
     Older(u64),

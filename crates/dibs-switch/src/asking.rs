@@ -31,7 +31,7 @@ pub struct Negotiation {
     origin: Option<BumpId>,
     /// It has left there already, and the kernel was told of that: the peer had said that it would follow.
     left: bool,
-    /// Nothing had ended the move by no choice when the peer answered: what does so after that is a later word of the peer.
+    /// True if the move by no choice still stood when the peer answered: what ends it after that is a later word of the peer.
     stood_at_answer: bool,
     phase: Phase,
 }
@@ -153,7 +153,7 @@ impl Negotiation {
         }
     }
 
-    /// The same move, to plain whether that carries the connection or not if `force`.
+    /// Move that goes to plain whether that carries the connection or not, if `force`.
     pub fn forced(self, force: bool) -> Self {
         Self { force, ..self }
     }

@@ -57,7 +57,7 @@ impl From<Stand> for Numbers {
 impl Numbers {
     /// The shadow as a packet of the connection.
     ///
-    /// It acknowledges one byte less: so a reset that a stranger answers with, as a router does that has forgotten the
+    /// Its acknowledgement is one byte less, so a reset by a stranger, such as a router that has forgotten the
     /// connection, has a number outside the window of the kernel here, and ends nothing (RFC 5961, 3.2).
     pub fn packet(self, pair: &FlowKey) -> Vec<u8> {
         let before = u32::MAX;

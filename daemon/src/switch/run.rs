@@ -73,9 +73,9 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
 /// Cause for which a daemon ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// It is to stop.
+    /// Stop of the daemon.
     Stop,
-    /// It is to start again, because its peers are others.
+    /// Start anew, because its peers are others.
     Restart,
 }
 

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 pub(crate) struct Packet {
     /// Whether it comes in; else it goes out.
     pub(crate) inbound: bool,
-    /// It comes in, and goes on to another host.
+    /// True if it comes in and goes on to another host.
     pub(crate) passes: bool,
     /// By which it comes or goes.
     pub(crate) interface: String,

@@ -1,4 +1,4 @@
-//! Whether NAT keeps connections with peers from being moved.
+//! Check whether NAT keeps connections with peers from being moved.
 
 use crate::doctor::finding::Finding;
 
