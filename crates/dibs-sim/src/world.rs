@@ -636,6 +636,9 @@ impl World {
             Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
             Event::PeerUp { restarted, .. } => h.steering.on_peer_up(at, restarted),
             Event::PeerDown { .. } => h.steering.handle_timeout(at),
+            Event::Renumbered { .. } => {
+                return Err(format!("nobody changes TCP's numbers: {event:?}"));
+            }
             _ => {}
         }
         self.note_sent(host);

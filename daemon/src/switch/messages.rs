@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, knocking, sessions, startup, steering};
+use crate::switch::{Daemon, Task, knocking, sessions, startup, steering, switching};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -393,6 +393,14 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
                 format!("path {name} to peer {peer} is {state}"),
                 &[("path", name), ("peer", peer), ("state", state.to_owned())],
             );
+        }
+        Event::Renumbered { bump, tuple } => {
+            let daemon = Rc::clone(daemon);
+            tokio::task::spawn_local(async move {
+                if let Err(error) = switching::leave_renumbered(&daemon, bump, tuple).await {
+                    tracing::warn!("{tuple} cannot leave a bump that does not carry it: {error:#}");
+                }
+            });
         }
         Event::SilentPorts { peer, ports } => sessions::handle_report(daemon, peer, &ports),
         Event::Control { .. } | Event::Drained { .. } | Event::Stranger { .. } => {

@@ -15,6 +15,7 @@ use dibs_wire::FlowKey;
 
 use crate::control::{Caller, Progress, refused};
 use crate::host::live::{Heard, Live};
+use crate::host::process::now;
 use crate::kernel::connections::Refused;
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
@@ -28,6 +29,11 @@ const SEEN_WITHIN: Duration = Duration::from_secs(1);
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1200);
 /// A connection that moves no byte for as long is taken to be idle.
 const IDLE_AFTER: Duration = Duration::from_millis(150);
+/// How long a move may take that is in the way of another one.
+const MOVED_WITHIN: Duration = Duration::from_secs(5);
+/// Words for a connection whose numbers something in plain changes.
+const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
+     them?), so no bump can carry it";
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -297,6 +303,7 @@ pub(crate) async fn change(
         .map(|live| (live.pair, stands_on(daemon, live)))
         .collect();
     let mut moved = choose(daemon, &able, goal, progress).await?;
+    take_back_renumbered(daemon, &mut moved, bump).await?;
     put_torn_back(daemon, &mut moved, &origins, progress).await?;
     let unasked = match bump.filter(|bump| daemon.bumps.device_of(*bump).is_some()) {
         Some(bump) => hear_or_undo(daemon, bump, &moved, &origins, progress).await?,
@@ -370,6 +377,81 @@ async fn selected(
         ));
     }
     Ok(matching)
+}
+
+/// Takes connections that just came to a bump back to plain if no bump can carry them.
+async fn take_back_renumbered(
+    daemon: &Daemon,
+    moved: &mut [Moved],
+    bump: Option<BumpId>,
+) -> anyhow::Result<()> {
+    let Some(bump) = daemon.bumps.inside(bump) else {
+        return Ok(());
+    };
+    let (_, conns) = daemon.driver.conns().await?;
+    let renumbered = conns
+        .iter()
+        .filter(|conn| conn.renumbered && conn.bump == bump);
+    let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
+    for (live, outcome) in moved {
+        if outcome.is_ok() && renumbered.contains(&live.pair) {
+            take_back(daemon, bump, live).await?;
+            *outcome = Err(RENUMBERED.to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Takes a connection that the data path found to be renumbered back to plain, and says so.
+pub(crate) async fn leave_renumbered(
+    daemon: &Daemon,
+    bump: BumpId,
+    pair: FlowKey,
+) -> anyhow::Result<()> {
+    let lives = connections::sockets_of(&daemon.kernel, &[pair]).await?;
+    let Some(live) = lives.get(&pair) else {
+        return Ok(());
+    };
+    let required = {
+        let state = daemon.state.borrow();
+        state.ruling(live).requirement().map(required_by)
+    };
+    let then = match &required {
+        None => "it is in plain".to_owned(),
+        Some(required) => format!("it stays and moves nothing: {required}"),
+    };
+    if required.is_none() {
+        take_back(daemon, bump, live).await?;
+    }
+    let name = daemon.bumps.name_of(Some(bump));
+    daemon.events.tell_of_conns(
+        std::iter::once(live.uid),
+        "renumbered",
+        |_| format!("{pair} does not get on by {name}: {RENUMBERED}; {then}"),
+        &[("bump", name.to_owned())],
+    );
+    Ok(())
+}
+
+/// Takes a connection from this bump, to which it came a moment ago, back to plain.
+async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> anyhow::Result<()> {
+    let start = tokio::time::Instant::now();
+    while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    let is_there = {
+        let state = daemon.state.borrow();
+        let conn = state.conns.get(&live.pair);
+        conn.marked() == Some(bump) && conn.has_proof(now())
+    };
+    if is_there {
+        let plain = Goal {
+            bump: None,
+            force: true,
+        };
+        choose(daemon, &[*live], plain, &Progress::default()).await?;
+    }
+    Ok(())
 }
 
 /// Puts subflows of MPTCP connections back to where they were of which others could not move.

@@ -43,6 +43,7 @@ mod prefer;
 mod published;
 mod readme;
 mod recovery;
+mod renumbered;
 mod reproduce;
 mod require;
 mod reuse;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open};
+use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open, TcpFields};
 use dibs_wire::packet::{FlowKey, IpMeta, Segment, flags};
 use smallvec::SmallVec;
 
@@ -27,6 +27,9 @@ use crate::time::Time;
 
 /// Sets of shares that open a flow whose acknowledgements are counted: those that one flight has.
 const MAX_OPENING: usize = 256;
+
+/// Distance of two numbers of one stream that no window reaches: kernels that are further apart do not speak of the same bytes.
+const MOST_APART: i64 = 1 << 27;
 
 /// How often a peer is told of the same broken epoch.
 const REPORT_SPACING: Duration = Duration::from_millis(20);
@@ -282,6 +285,15 @@ impl Decoders for IncomingDecoders<'_> {
     }
 }
 
+/// Numbers of both kernels since a connection came to a bump, until they are compared.
+#[derive(Clone, Copy, Debug, Default)]
+struct Numbers {
+    acked: Option<SeqNumber>,
+    sent_end: Option<SeqNumber>,
+    peers_seq: Option<SeqNumber>,
+    peers_ack: Option<SeqNumber>,
+}
+
 /// One connection in one bump.
 pub struct Conn {
     /// Key of the ends, which it has on every bump.
@@ -296,6 +308,10 @@ pub struct Conn {
     pub acked: Option<SeqNumber>,
     /// Behind the highest number that the local kernel sent by this bump.
     pub sent_end: Option<SeqNumber>,
+    /// Numbers that are to be compared.
+    uncompared: Option<Numbers>,
+    /// The two kernels do not count the same bytes alike, since something on the ordinary route changes TCP's numbers.
+    pub renumbered: bool,
     /// The local kernel is kept from sending more.
     pub clamp: Option<Box<WindowClamp>>,
     /// When the local kernel last sent a byte.
@@ -335,6 +351,8 @@ impl Conn {
             inc: None,
             acked: None,
             sent_end: None,
+            uncompared: Some(Numbers::default()),
+            renumbered: false,
             clamp: None,
             spoke: None,
             tsval: None,
@@ -385,6 +403,7 @@ impl Conn {
         if syn {
             self.acked = None;
             self.sent_end = None;
+            self.skip_comparison();
             self.out.stream.reincarnate();
         }
         if syn || self.out.secrets.is_none() {
@@ -422,8 +441,50 @@ impl Conn {
         })
     }
 
+    /// The connection came here from elsewhere: the kernels' numbers are to be compared.
+    pub fn compare_anew(&mut self) {
+        self.uncompared = Some(Numbers::default());
+    }
+
+    /// The connection began here, so nothing between the kernels can have changed its numbers.
+    pub fn skip_comparison(&mut self) {
+        (self.uncompared, self.renumbered) = (None, false);
+    }
+
+    /// Notes the numbers of a segment of the peer's kernel, and compares as [`compare`](Self::compare) does.
+    pub fn compare_with(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>) -> bool {
+        if let Some(numbers) = &mut self.uncompared {
+            let ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
+            (numbers.peers_seq, numbers.peers_ack) = (Some(seq), ack);
+        }
+        self.compare()
+    }
+
+    /// Compares where both kernels stand, as far as that is known. True if it [differs](Self::renumbered), which is said once.
+    pub fn compare(&mut self) -> bool {
+        let Some(known) = self.uncompared else {
+            return false;
+        };
+        let pairs = [
+            (known.acked, known.peers_seq),
+            (known.sent_end, known.peers_ack),
+        ];
+        let apart = pairs.map(|(ours, theirs)| {
+            let distance = i64::from(ours?.distance_from(theirs?));
+            Some(distance.abs() > MOST_APART)
+        });
+        let differs = apart.contains(&Some(true));
+        if differs || apart == [Some(false); 2] {
+            (self.uncompared, self.renumbered) = (None, differs);
+        }
+        differs
+    }
+
     /// The local kernel has what lies in front of `ack`.
     pub fn note_acked(&mut self, ack: SeqNumber) {
+        if let Some(numbers) = &mut self.uncompared {
+            numbers.acked = Some(ack);
+        }
         if moves_on(self.acked, ack) {
             self.acked = Some(ack);
         }
@@ -447,6 +508,9 @@ impl Conn {
         let end = segment.seq.add(segment.payload.len() as u32 + numbered);
         if moves_on(self.sent_end, end) {
             self.sent_end = Some(end);
+        }
+        if let Some(numbers) = &mut self.uncompared {
+            numbers.sent_end = Some(end);
         }
         if let Some(clamp) = &mut self.clamp {
             clamp.sent(end);

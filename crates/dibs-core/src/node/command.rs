@@ -254,8 +254,11 @@ impl Node {
         let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
-        let conn = peer.flows.find(tuple, bump);
-        let conn = conn.and_then(|key| peer.flows.get(key));
+        let known = peer.flows.find(tuple, bump);
+        if let Some(conn) = known.and_then(|key| peer.flows.get_mut(key)) {
+            conn.compare_anew();
+        }
+        let conn = known.and_then(|key| peer.flows.get(key));
         solicit::solicit(shared, bump, tuple, conn);
     }
 

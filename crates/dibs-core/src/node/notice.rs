@@ -76,6 +76,14 @@ pub enum Event {
         /// The message.
         bytes: Vec<u8>,
     },
+    /// The kernels of both ends do not count the bytes of a connection alike, which came from plain: something there changes TCP's
+    /// numbers, so a bump cannot carry it.
+    Renumbered {
+        /// The bump.
+        bump: BumpId,
+        /// The connection as the local host sends.
+        tuple: FlowKey,
+    },
     /// Nothing of a connection that is to leave its bump is under way any more.
     Drained {
         /// The peer.

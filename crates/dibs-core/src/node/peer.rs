@@ -119,6 +119,10 @@ impl Peer {
         }
         let conn = self.flows.get_mut(key).expect("it was just found");
         conn.note_sent(segment);
+        if conn.compare() {
+            let tuple = segment.tuple;
+            { &mut shared.journal.events }.push(Event::Renumbered { bump, tuple });
+        }
         if segment.payload.is_empty() {
             // FIN and RST keep their place behind the bytes before them.
             let in_stream = segment.flags & (flags::FIN | flags::RST) != 0

@@ -89,6 +89,8 @@ pub struct ConnSnapshot {
     pub stands: Option<(SeqNumber, SeqNumber)>,
     /// Number behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
     pub given: Option<SeqNumber>,
+    /// The two kernels do not count the same bytes alike, since something on the ordinary route changes TCP's numbers.
+    pub renumbered: bool,
     /// Counters.
     pub stats: ConnStats,
     /// Payload bytes by local path.
@@ -161,6 +163,7 @@ impl Node {
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
                     given: conn.given(),
+                    renumbered: conn.renumbered,
                     stats: conn.stats,
                     by_path: conn.by_path.clone(),
                 })

@@ -13,6 +13,7 @@ use crate::flow::conn::Incoming;
 use crate::flow::echo_filter;
 use crate::node::hosts::begins;
 use crate::node::names;
+use crate::node::notice::Event;
 use crate::node::protection::Protection;
 use crate::node::shared::Journal;
 use crate::path_index::PathIndex;
@@ -133,6 +134,10 @@ impl Receiver {
         conn.last_seen = cx.now;
         conn.by_path.entry(path).received += bytes.len() as u64;
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
+        if base.is_some_and(|seq| conn.compare_with(seq, &chunk.tcp)) {
+            let bump = conn.bump;
+            { &mut cx.shared.journal.events }.push(Event::Renumbered { bump, tuple });
+        }
         let piece = Piece {
             solo: chunk.solo,
             ahead: match self.may_hold_start() {
@@ -213,12 +218,18 @@ impl Receiver {
             return true;
         }
         conn.last_seen = cx.now;
+        if tcp.flags & flags::SYN != 0 {
+            conn.skip_comparison();
+        }
+        let bump = conn.bump;
+        if conn.compare_with(segment.seq, &tcp) {
+            { &mut cx.shared.journal.events }.push(Event::Renumbered { bump, tuple });
+        }
         let inc = conn
             .inc
             .as_mut()
             .expect("an incoming flow leads to its connection");
         let mut scratch = SmallVec::new();
-        let bump = conn.bump;
         // An old one is handed on as it is: TCP counts repetitions of the latest.
         inc.ack_floor.hear(&tcp, conn.sent_end);
         echo_filter::adapt(&mut conn.echo_filter, cx.now, &mut tcp, &mut scratch);

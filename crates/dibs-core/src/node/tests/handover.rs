@@ -150,3 +150,32 @@ fn a_connection_goes_on_at_the_rate_that_it_came_with() {
     assert_eq!(counters.get(Counter::CodelDropped), 0, "it made a queue");
     assert_eq!(pair.stream(1).len(), 500 * BYTES);
 }
+
+/// A firewall on the ordinary route that adds to the numbers of one direction.
+#[test]
+fn numbers_that_something_in_plain_changes_are_told_at_both_ends() {
+    const ADDED: u32 = 1 << 30;
+    let renumbered = |pair: &Pair, host: usize| {
+        let said = Event::Renumbered {
+            bump: BUMP,
+            tuple: tuple(host),
+        };
+        let seen = pair.nodes[host].conns();
+        assert_eq!(seen[0].renumbered, pair.events[host].contains(&said));
+        seen[0].renumbered
+    };
+    let mut pair = Pair::connected();
+    for (base, expected) in [(1, [false; 2]), (ADDED, [true; 2])] {
+        // The far kernel stands behind `base + 1000`, the near one counts from 1001 on.
+        pair.send_ack(1, base + 1000);
+        pair.send(0, 1001, &text(1000), 0, 1);
+        pair.run(Duration::from_millis(10));
+        pair.send_ack(1, base + 1000);
+        pair.send(0, 1001, &text(1000), 0, 2);
+        pair.run(Duration::from_millis(100));
+        assert_eq!([0, 1].map(|host| renumbered(&pair, host)), expected);
+        for host in [0, 1] {
+            pair.nodes[host].solicit(BUMP, tuple(host));
+        }
+    }
+}

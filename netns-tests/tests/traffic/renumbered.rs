@@ -1,0 +1,90 @@
+//! Connections of which a firewall changes the numbers, as some do by default: no bump carries them.
+
+use std::os::fd::AsFd as _;
+
+use anyhow::{Result, ensure};
+use dibs_io::Tun;
+use dibs_netns::Host;
+use dibs_wire::packet::{self, Packet};
+use dibs_wire::{readdress, virtio};
+use netns_tests::isolated;
+use netns_tests::routed::{Routed, Router, exchange};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Bytes of an exchange.
+const FEW: usize = 10_000;
+
+/// Adds to the sequence numbers of what clients send to these ports, and takes it from the acknowledgements.
+fn renumber(router: &Host, ports: [u16; 2]) -> Result<()> {
+    let tun = router.in_ns(|| -> Result<Tun> {
+        let tun = Tun::open_plain("numbers", 1500)?;
+        tun.up()?;
+        Ok(tun)
+    })?;
+    let [first, last] = ports;
+    router.sysctl("net/ipv4/conf/numbers/rp_filter", "0")?;
+    router.shell(&format!(
+        "ip rule add iif lan0 ipproto tcp dport {first}-{last} lookup 50\n\
+         ip rule add iif wan0 ipproto tcp sport {first}-{last} lookup 50\n\
+         ip route add default dev numbers table 50\n\
+         nft add table ip numbers\n\
+         nft 'add chain ip numbers pre {{ type filter hook prerouting priority -300; }}'\n\
+         nft add rule ip numbers pre iifname numbers notrack\n\
+         nft flush table ip fw"
+    ))?;
+    router.thread("numbers", move || -> Result<()> {
+        let mut tun = tun;
+        let mut frame = vec![0; dibs_io::FRAME_MAX];
+        loop {
+            let Ok(len) = tun.recv(&mut frame) else {
+                poll(
+                    &mut [PollFd::new(tun.as_fd(), PollFlags::POLLIN)],
+                    PollTimeout::NONE,
+                )?;
+                continue;
+            };
+            let packet = &mut frame[virtio::LEN..len];
+            let Ok(Packet::Tcp(segment)) = packet::parse(packet) else {
+                continue;
+            };
+            let (at, ends) = (segment.tcp_at(), segment.tuple);
+            match (first..=last).contains(&ends.dport) {
+                true => packet[at + 4] = packet[at + 4].wrapping_add(0x40),
+                false => packet[at + 8] = packet[at + 8].wrapping_sub(0x40),
+            }
+            readdress::segment(packet, at, &ends);
+            tun.send(&frame[..len])?;
+        }
+    })?;
+    Ok(())
+}
+
+/// It hung for ever, and `enable` said that it had moved.
+#[test]
+fn a_connection_that_a_firewall_renumbers_goes_on_in_plain() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            renumber(&net.router, [7000, 7001])?;
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                let mut conn = net.connect(7000)?;
+                exchange(&mut conn, FEW)?;
+                let said = node.refused(&["enable", end, "7000"])?;
+                ensure!(said.contains("changes TCP's sequence numbers"), "{said}");
+                exchange(&mut conn, FEW)?;
+                for node in [&net.a, &net.b] {
+                    node.wait_bump(7000, "plain")?;
+                }
+            }
+            // A rule takes it again and again otherwise.
+            let mut conn = net.connect(7001)?;
+            exchange(&mut conn, FEW)?;
+            net.a
+                .ctl(&["rule", "add", "--dport", "7001", "--bump", "seal"])?;
+            exchange(&mut conn, FEW)?;
+            for node in [&net.a, &net.b] {
+                node.wait_bump(7001, "plain")?;
+            }
+            exchange(&mut conn, FEW)
+        })
+    });
+}
