@@ -324,7 +324,7 @@ fn of_household(key_of_server: &str) -> String {
     let paths = path("dsl", "trusted") + &path("lte", "untrusted");
     let endpoint = SocketAddr::new(IpAddr::from(SERVER[0]).to_canonical(), PORT);
     format!(
-        "{}gateway = [\"192.168.1.0/24\"]\n{paths}[[peer]]\nname = \"server\"\npublic_key = \"{key_of_server}\"\n\
+        "{}gateway = [\"192.168.1.0/24\"]\nrefuse_quic = true\n{paths}[[peer]]\nname = \"server\"\npublic_key = \"{key_of_server}\"\n\
          addresses = [\"{}/32\", \"0.0.0.0/0\", \"::/0\", \"10.8.0.0/24\"]\n[peer.endpoints]\n\
          dsl = \"{endpoint}\"\nlte = \"{endpoint}\"\n",
         daemon(),

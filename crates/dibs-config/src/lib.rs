@@ -102,6 +102,8 @@ pub struct Daemon {
     /// `0.0.0.0/0`, `::/0`; whom they reach: see [`exits`](Self::exits).
     #[serde(deserialize_with = "read::networks")]
     pub exit_to: Vec<IpNet>,
+    /// False; UDP to port 443 is refused, where TCP goes by a peer that has everything.
+    pub refuse_quic: bool,
     /// None; the loopback address and port at which Prometheus finds metrics.
     #[serde(deserialize_with = "read::loopback")]
     pub metrics: Option<SocketAddr>,
@@ -131,6 +133,7 @@ impl Default for Daemon {
             gateway: Vec::new(),
             exit: false,
             exit_to: vec![Ipv4Net::default().into(), Ipv6Net::default().into()],
+            refuse_quic: false,
             metrics: None,
         }
     }
@@ -464,6 +467,13 @@ impl Config {
         if self.daemon.fail == Fail::Open {
             warnings.push(
                 "fail = \"open\": while dibsd does not run, connections continue unprotected"
+                    .to_owned(),
+            );
+        }
+        let mut reached = self.peers.iter().flat_map(|peer| &peer.addresses);
+        if self.daemon.refuse_quic && !reached.any(|net| net.prefix_len() == 0) {
+            warnings.push(
+                "refuse_quic refuses nothing: no peer has 0.0.0.0/0 or ::/0 in addresses"
                     .to_owned(),
             );
         }

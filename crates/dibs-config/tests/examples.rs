@@ -45,7 +45,7 @@ fn commented_keys_are_right_and_show_the_defaults() {
         .collect();
     let (section, _) = uncommented.split_once("[[path]]").unwrap();
     let assignments = section.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(assignments, 18, "each key of [daemon] is shown:\n{section}");
+    assert_eq!(assignments, 19, "each key of [daemon] is shown:\n{section}");
 
     let (shown, shipped) = (
         parse("shown", &uncommented).unwrap(),

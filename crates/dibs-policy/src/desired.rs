@@ -29,6 +29,9 @@ pub struct Desired {
     /// Networks that peers reach by this host in its name, without those that [`left_out`] says and without the peers'.
     #[serde(default)]
     pub exit: Vec<IpNet>,
+    /// UDP to port 443 is refused, where TCP would go to a peer that has everything.
+    #[serde(default)]
+    pub refuse_quic: bool,
     /// The kernel forwards, so the nat table may give connections of peers to this host another destination.
     #[serde(default)]
     pub translates: bool,
@@ -50,6 +53,7 @@ impl Default for Desired {
             fail: Fail::Closed,
             gateway: Vec::new(),
             exit: Vec::new(),
+            refuse_quic: false,
             translates: false,
             bumps: Vec::new(),
             rules: Vec::new(),

@@ -28,6 +28,7 @@ impl Drops {
     /// | `tun_in_foreign` | come out of a TUN, with addresses that its peers may not use |
     /// | `tun_forwarded` | come out of a TUN for another host, or from another host on the way into one |
     /// | `tun_out_unmarked` | fallen into a TUN without its mark, refused |
+    /// | `quic_refused` | UDP to port 443, refused so that TCP is used |
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let reasons = REASONS.iter().map(|(reason, ..)| *reason);
         reasons.zip(self.0)

@@ -17,6 +17,8 @@
 //! Packets of peers that reach others in this host's name are masqueraded (SOURCE). The answers come for this host, and only
 //! their connection's mark says, before that is undone, that they leave by a bump.
 //!
+//! UDP to port 443 is answered with an ICMP error if the user wants that (`quic.rs`), so that browsers take TCP.
+//!
 //! Connections that peers open here and this host's nat table leads elsewhere pass likewise: the answers are judged by
 //! the names that the peer has for them (ANSWER).
 //!
@@ -38,6 +40,7 @@ use crate::{Desired, DeviceName, Family};
 use ipnet::IpNet;
 
 mod nftables_only;
+mod quic;
 
 /// What `desired` says to one family.
 struct List<'a> {
@@ -61,12 +64,15 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
     let gateway = !list.passages().is_empty();
     let exit = !desired.exit.is_empty();
     let translates = desired.translates;
-    let all: [(&'static str, bool, Rules<'_>); 17] = [
+    let quic = ours && list.refuses_quic();
+    let all: [(&'static str, bool, Rules<'_>); 19] = [
         ("LOCKED", closed, List::locked),
         ("PLAIN", closed, List::plain),
         ("REQUIRED-IN", required, List::required_in),
         ("REQUIRED-OUT", required, List::required_out),
         ("PREROUTING", closed || ours, List::entering),
+        ("QUIC-OUT", quic, |list| list.quic(false)),
+        ("QUIC-PASS", quic && gateway, |list| list.quic(true)),
         ("REFUSE", ours, List::refused),
         ("FORWARD", ours, List::forwarded),
         ("POSTROUTING", closed, List::guard),
@@ -83,6 +89,7 @@ pub(crate) fn iptables(desired: &Desired, family: Family) -> Vec<Chain> {
     let mut chains = list.of_bumps();
     for (name, _, rules) in all.into_iter().filter(|(_, wanted, _)| *wanted) {
         let (table, hook) = match name {
+            "QUIC-OUT" | "QUIC-PASS" => (Table::Filter, None),
             "REFUSE" => (Table::Filter, Some("OUTPUT")),
             "FORWARD" => (Table::Filter, Some("FORWARD")),
             "GATEWAY" => (Table::Mangle, Some("PREROUTING")),
@@ -276,9 +283,7 @@ impl<'a> List<'a> {
     fn called(&self, from: &[Match], verdict: &Verdict) -> Vec<Rule> {
         let to = |net: IpNet| [from, &[Match::To(net)]].concat();
         let rule = |net: &IpNet| Rule::new(to(*net), verdict.clone());
-        let peers = { self.bumps().flat_map(|bump| &bump.peers) };
-        let narrow = widest(peers.filter(|net| net.prefix_len() > 0), self.family);
-        let mut rules: Vec<Rule> = narrow.iter().map(rule).collect();
+        let mut rules: Vec<Rule> = self.narrow().iter().map(rule).collect();
         for net in self.peers.iter().filter(|net| net.prefix_len() == 0) {
             let in_plain = [
                 Match::Begins(false),
@@ -288,6 +293,12 @@ impl<'a> List<'a> {
             rules.push(rule(net));
         }
         rules
+    }
+
+    /// Networks of peers that are not everything.
+    fn narrow(&self) -> Vec<IpNet> {
+        let peers = { self.bumps().flat_map(|bump| &bump.peers) };
+        widest(peers.filter(|net| net.prefix_len() > 0), self.family)
     }
 
     fn mask(&self) -> u32 {
@@ -671,7 +682,15 @@ impl<'a> List<'a> {
     /// what others send has no business in one (docs/threat-model.md, "The peer"), but for the networks that this host
     /// forwards for, to those behind the peers and back.
     fn forwarded(&self) -> Vec<Rule> {
-        let mut rules = Vec::new();
+        let near = widest(&self.desired.gateway, self.family).into_iter();
+        let near = near.filter(|_| self.refuses_quic());
+        let quic = |near| {
+            Rule::new(
+                [Match::From(near), quic::to_443()],
+                Verdict::Jump("QUIC-PASS"),
+            )
+        };
+        let mut rules: Vec<Rule> = near.map(quic).collect();
         for bump in self.ours() {
             rules.extend(self.translated_here(bump));
             rules.extend(self.closed([came(bump)]));
@@ -739,7 +758,9 @@ impl<'a> List<'a> {
             Family::V6 => "icmp6-addr-unreachable",
         });
         let refused = |bump| Rule::new([leaves(bump), self.marked(0)], answer.clone());
-        self.ours().map(refused).collect()
+        let quic =
+            { self.refuses_quic() }.then(|| Rule::new([quic::to_443()], Verdict::Jump("QUIC-OUT")));
+        quic.into_iter().chain(self.ours().map(refused)).collect()
     }
 
     /// The guard: plain and own packets pass, marked ones by their bump's device only. Each bump has a drop

@@ -25,7 +25,7 @@ impl Table {
 }
 
 /// Each reason and its chain; a name that ends in a dash stands for all that begin with it.
-pub(crate) const REASONS: [(&str, &str, Table); 8] = [
+pub(crate) const REASONS: [(&str, &str, Table); 9] = [
     ("plain_in_locked", "DIBS-LOCKED", Table::Mangle),
     ("plain_in_stray", "DIBS-PLAIN", Table::Mangle),
     ("plain_in_required", "DIBS-REQUIRED-IN", Table::Mangle),
@@ -34,6 +34,7 @@ pub(crate) const REASONS: [(&str, &str, Table); 8] = [
     ("tun_in_foreign", "DIBS-IN-", Table::Mangle),
     ("tun_forwarded", "DIBS-FORWARD", Table::Filter),
     ("tun_out_unmarked", "DIBS-REFUSE", Table::Filter),
+    ("quic_refused", "DIBS-QUIC-", Table::Filter),
 ];
 
 /// Why a chain drops, as its place among the reasons; none: it is none that does.

@@ -68,6 +68,7 @@ pub fn desired(
         fail: config.daemon.fail,
         gateway: config.daemon.gateway.clone(),
         exit: config.daemon.exits().to_vec(),
+        refuse_quic: config.daemon.refuse_quic,
         bumps: in_use.iter().map(route).collect(),
         rules: rules
             .filter(|class| in_use.contains(&class.bump) || class.binding == Binding::Direct)

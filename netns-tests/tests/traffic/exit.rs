@@ -1,7 +1,8 @@
 //! The Internet behind a server: connections to anywhere leave a household by bumps over both its uplinks, and go on in the
 //! server's name.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -24,6 +25,48 @@ fn reaches(from: &Host, to: SocketAddr) -> bool {
             socket.map(|socket| socket.connect_timeout(&to.into(), Duration::from_secs(2)));
         matches!(connected, Ok(Ok(())))
     })
+}
+
+/// True if UDP from a host arrives at another, false if it is answered with an error.
+fn asks(from: &Host, to: &Host, at: SocketAddr) -> Result<bool> {
+    let here = to.in_ns(|| UdpSocket::bind(at))?;
+    let asking = from.in_ns(|| -> io::Result<UdpSocket> {
+        let any = SocketAddr::new(
+            if at.is_ipv4() {
+                [0; 4].into()
+            } else {
+                [0; 16].into()
+            },
+            0,
+        );
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(at)?;
+        Ok(socket)
+    })?;
+    [&here, &asking]
+        .into_iter()
+        .try_for_each(|socket| socket.set_nonblocking(true))?;
+    let refused = |said: io::Result<usize>| {
+        // Of what this host sends itself the kernel says so at once.
+        let refusals = [
+            io::ErrorKind::ConnectionRefused,
+            io::ErrorKind::PermissionDenied,
+        ];
+        said.is_err_and(|error| refusals.contains(&error.kind()))
+    };
+    if refused(asking.send(b"QUIC?")) {
+        return Ok(false);
+    }
+    let mut answer = None;
+    wait("what becomes of UDP", || {
+        answer = match (here.recv(&mut [0; 8]), refused(asking.recv(&mut [0; 8]))) {
+            (Ok(_), _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        };
+        answer.is_some()
+    })?;
+    Ok(answer == Some(true))
 }
 
 #[test]
@@ -222,7 +265,45 @@ fn a_direct_rule_lets_out_what_must_not_go_by_the_server() {
     isolated(|| {
         Households::run(1, |net| {
             let home = &net.homes[0];
+            let [own, device, other] = [&home.node.host, &home.devices[0], &home.devices[1]];
+            ensure!(asks(device, &net.web, web(443))?, "without a rule");
             home.node.ctl(&ALL)?;
+            // With `refuse_quic`.
+            let refused = [(own, web(443)), (own, web_v6(443)), (device, web(443))];
+            for (from, to) in refused {
+                ensure!(
+                    !asks(from, &net.web, to)?,
+                    "{} reached {to} by UDP",
+                    from.name()
+                );
+            }
+            let router = &home.uplinks[0];
+            for from in [own, device] {
+                ensure!(asks(from, &net.web, web(444))?, "another port");
+                ensure!(
+                    asks(from, router, "192.168.178.1:443".parse()?)?,
+                    "a local network"
+                );
+            }
+            let out = [
+                "rule",
+                "add",
+                "--src",
+                "192.168.1.12",
+                "--bump",
+                "direct",
+                "--priority",
+                "1",
+            ];
+            let made = home.node.ctl(&out)?;
+            ensure!(
+                asks(other, &net.web, web(443))?,
+                "a device that leaves directly"
+            );
+            ensure!(!asks(device, &net.web, web(443))?, "another device");
+            home.node.ctl(&["rule", "del", &made["id"].to_string()])?;
+            ensure!(home.node.counter("quic_refused")? > 0);
+
             let on = net.talk(&home.devices[0], 0, web(8443))?;
             let direct = [
                 "rule",

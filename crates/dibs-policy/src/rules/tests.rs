@@ -23,10 +23,13 @@ fn class(id: u32, bump: u8, binding: Binding) -> ClassRule {
     }
 }
 
+fn net(text: &str) -> Option<IpNet> {
+    Some(text.parse().unwrap())
+}
+
 /// Two bumps, one by another program's device, and rules that name whatever a rule may name.
 fn everything() -> Desired {
     let peers = ["10.0.1.2/32", "10.2.0.0/16", "fd00::2/128"];
-    let net = |text: &str| -> Option<IpNet> { Some(text.parse().unwrap()) };
     let rules = vec![
         ClassRule {
             dport: Some(443.into()),
@@ -133,10 +136,31 @@ fn wishes() -> Vec<(&'static str, Desired)> {
             &["0.0.0.0/0", "10.9.0.0/16"],
         )],
         gateway: vec!["192.168.7.0/24".parse().unwrap()],
-        rules: vec![ClassRule {
-            dport: Some(443.into()),
-            ..class(8, 3, Binding::Required)
-        }],
+        refuse_quic: true,
+        rules: vec![
+            ClassRule {
+                dport: Some(443.into()),
+                ..class(8, 3, Binding::Required)
+            },
+            ClassRule {
+                source: net("192.168.7.9/32"),
+                ..class(10, 3, Binding::Direct)
+            },
+            ClassRule {
+                dport: Some(80.into()),
+                ..class(11, 3, Binding::Loose)
+            },
+            ClassRule {
+                uid: Some(1000),
+                terms: vec![Term::parse("match", "-m multiport --dports 80,443").unwrap()],
+                ..class(12, 3, Binding::Loose)
+            },
+            class(13, 3, Binding::Preferred),
+        ],
+        sessions: vec![
+            (net("10.9.0.0/16").unwrap(), true),
+            (net("0.0.0.0/0").unwrap(), true),
+        ],
         ..Desired::default()
     };
     let mut forwards = Desired {
