@@ -347,6 +347,24 @@ fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
         .fault(&daemon.config, &inventory, peer, path)
 }
 
+/// Why a path has a state, as the event of it says.
+pub(crate) fn because(daemon: &Daemon, path: usize, state: &str) -> String {
+    if !["suspect", "down"].contains(&state) {
+        return String::new();
+    }
+    let forbidden = daemon.preferences.borrow().forbids(path);
+    let why = forbidden.map(|why| why.reason().to_owned());
+    let silent = || format!("{SILENT} (no Internet there, UDP is blocked, or the peer is away)");
+    let why = why.or_else(|| daemon.host.lack_of_path(path));
+    format!(": {}", why.unwrap_or_else(silent))
+}
+
+/// Said of a path whose peer is silent.
+const SILENT: &str = "nothing comes back over it";
+/// The same, if the peer answers over another one.
+const SILENT_ALONE: &str =
+    "nothing comes back over it: no Internet there, or UDP is blocked (captive portal?)";
+
 fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
     let socket = &snapshot.sockets[seen.local];
     let lack = daemon.host.lack_of_path(seen.local);
@@ -356,6 +374,8 @@ fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathI
         _ => PathState::Down,
     };
     let forbidden = daemon.preferences.borrow().forbids(seen.local);
+    let mut active = snapshot.paths.iter().filter(|path| path.state == "active");
+    let elsewhere = active.any(|path| path.peer == seen.peer);
     let reason = match (seen.state, &lack) {
         _ if forbidden.is_some() => forbidden.map(Unused::reason),
         (_, Some(lack)) => Some(lack.as_str()),
@@ -367,8 +387,8 @@ fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathI
         }
         ("active", _) => None,
         ("joining", _) => Some("the peer has not answered over this path yet"),
-        ("suspect", _) => Some("it stopped answering a moment ago"),
-        _ => Some("it does not answer"),
+        _ if elsewhere => Some(SILENT_ALONE),
+        _ => Some(SILENT),
     };
     let stats = &seen.stats;
     let measured = |duration: Duration| {

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, knocking, sessions, startup, steering, switching};
+use crate::switch::{Daemon, Task, knocking, listing, sessions, startup, steering, switching};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -388,9 +388,10 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
         Event::Path { peer, path, state } => {
             let name = daemon.config.paths[path].name.clone();
             let peer = daemon.peer_name(peer).to_owned();
+            let because = listing::because(daemon, path, state);
             daemon.events.tell(
                 "path",
-                format!("path {name} to peer {peer} is {state}"),
+                format!("path {name} to peer {peer} is {state}{because}"),
                 &[("path", name), ("peer", peer), ("state", state.to_owned())],
             );
         }

@@ -94,6 +94,20 @@ fn a_laptop_has_the_internet_by_a_server_over_both_uplinks() {
                 advance(SETTLED)?;
             }
             net.homes[0].node.wait_locked(443)?;
+            // A captive portal, or a plan that is used up.
+            let (node, router) = (&net.homes[0].node, &net.homes[0].uplinks[1]);
+            router.shell(
+                "nft add table ip portal\n\
+                 nft 'add chain ip portal out { type filter hook forward priority 0; }'\n\
+                 nft 'add rule ip portal out meta l4proto udp drop'",
+            )?;
+            wait("the uplink without Internet to be seen", || {
+                let said = node.path("lte").map(|path| path["reason"].to_string());
+                said.is_ok_and(|said| said.contains("no Internet there"))
+            })?;
+            advance(SETTLED)?;
+            router.run("nft delete table ip portal")?;
+            node.wait_path("lte", "up")?;
             for (node, end) in [(&net.homes[0].node, "--dport"), (&net.b, "--sport")] {
                 let said = node.refused(&["disable", end, "443"])?;
                 ensure!(said.contains("would have another address"), "{said}");

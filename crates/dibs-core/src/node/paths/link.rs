@@ -28,6 +28,8 @@ const RETRY_SHARE: u32 = 64;
 const LONGEST_RETRY: Duration = Duration::from_secs(6);
 /// Limit of a first round trip, which is measured with all repetitions of the question.
 const LONGEST_TRIP: Duration = Duration::from_secs(1);
+/// Time after which nobody is expected to answer soon.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
 /// Times that a join is repeated under one path id.
@@ -83,6 +85,11 @@ impl Retry {
         self.at = now;
         self.tries = 0;
         self.since = now;
+    }
+
+    /// True if it is not answered, and will not have been for [`PATIENCE`] when it is repeated.
+    fn is_in_vain(&self) -> bool {
+        self.at.since(self.since) > PATIENCE
     }
 
     /// The longest that the answer can have taken. Too short a time would take each of the
@@ -272,6 +279,7 @@ impl Link {
             (&mut self.stage, other.stage)
         {
             retry.since = before.since;
+            self.shown = other.shown;
         }
         self
     }
@@ -284,6 +292,11 @@ impl Link {
     /// True if we asked for it and were not answered.
     pub(crate) const fn is_joining(&self) -> bool {
         matches!(self.stage, Stage::Joining { .. })
+    }
+
+    /// True if we asked for it for long and were not answered.
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(self.stage, Stage::Joining { retry, .. } if retry.is_in_vain())
     }
 
     /// True if we asked for it so many times and were not answered.
@@ -349,7 +362,7 @@ impl Link {
 
     /// Name of its state, as the user is shown it.
     pub(crate) fn state_name(&self, setup: &Setup) -> &'static str {
-        if !self.is_open() {
+        if !self.is_open() && !self.is_silent() {
             return "joining";
         }
         let local = &setup.local[self.local];

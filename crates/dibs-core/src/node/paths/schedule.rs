@@ -240,7 +240,7 @@ impl PathSet {
         if !local.up {
             return Some(Unused::InterfaceDown);
         }
-        if !link.is_open() {
+        if !link.is_open() && !link.is_silent() {
             return Some(Unused::Joining);
         }
         if !link.is_alive(setup) {

@@ -82,3 +82,54 @@ fn gigabytes_elsewhere_leave_no_number_far_ahead() {
     assert_eq!((conn(0).sent_end, conn(1).acked), (to, to));
     assert_eq!(pair.received(1).last().unwrap().0, 1001 + gone);
 }
+
+/// States of the second path that host 0 told of since.
+fn told(pair: &mut Pair) -> Vec<&'static str> {
+    let events = std::mem::take(&mut pair.events[0]).into_iter();
+    let states = events.filter_map(|event| match event {
+        Event::Path { path: 1, state, .. } => Some(state),
+        _ => None,
+    });
+    states.collect()
+}
+
+/// An uplink that is up and leads nowhere, as before the login at a captive portal.
+#[test]
+fn a_path_by_which_nothing_comes_is_told_of_within_three_seconds() {
+    let mut pair = Pair::new();
+    pair.filter = Box::new(|_, path, _| path == 0);
+    pair.run(Duration::from_secs(3));
+    assert_eq!(told(&mut pair), ["joining", "down"]);
+    let seen = |pair: &Pair| {
+        let paths = pair.nodes[0].paths();
+        let path = paths.into_iter().find(|path| path.local == 1).unwrap();
+        (path.state, path.unused)
+    };
+    let silent = ("down", Some(Unused::Unanswered));
+    assert_eq!(seen(&pair), silent);
+    pair.run(Duration::from_secs(300));
+    assert_eq!(seen(&pair), silent);
+    assert_eq!(told(&mut pair), [""; 0], "once is enough");
+
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(10));
+    assert_eq!(told(&mut pair), ["active"]);
+    for node in &mut pair.nodes {
+        node.set_scheduler(Scheduler::RoundRobin);
+    }
+    // Its volume is used up under a connection.
+    let mut at = 0;
+    for cut in [false, true] {
+        if cut {
+            pair.filter = Box::new(|_, path, _| path == 0);
+        }
+        for _ in 0..50 {
+            pair.send(0, 1 + at, &text(10_000), 0, at);
+            at += 10_000;
+            pair.run(Duration::from_millis(10));
+            pair.send_ack(1, 1 + at);
+        }
+        let expected: &[&str] = if cut { &["suspect"] } else { &[] };
+        assert_eq!(told(&mut pair), expected);
+    }
+}

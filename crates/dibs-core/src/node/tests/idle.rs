@@ -194,7 +194,10 @@ fn a_host_with_nothing_to_do_is_not_asleep() {
     pair.filter = Box::new(|host, _, _| host == 0);
     pair.run(60 * SECOND);
     let paths = pair.nodes[0].paths();
-    let down = paths.iter().filter(|path| path.state == "down").count();
+    let down = paths
+        .iter()
+        .filter(|path| path.stats.state == crate::path::PathState::Down)
+        .count();
     assert_eq!(down, 2, "since {now:?}: {paths:?}");
 }
 
