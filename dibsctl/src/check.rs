@@ -6,6 +6,7 @@ use anyhow::Result;
 use dibs_config::{Config, Error};
 use serde_json::json;
 
+use crate::doctor;
 use crate::output::{say, show, warn};
 use crate::units::count;
 
@@ -17,7 +18,11 @@ pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
     });
     match checked {
         Ok(config) => {
-            let warnings = config.warnings();
+            let mut warnings = config.warnings();
+            let off = config.daemon.unforwarded(doctor::sysctl).into_iter();
+            warnings.extend(off.map(|key| {
+                format!("this host does not forward, because {key} is 0: run sysctl -w {key}=1")
+            }));
             let answer = json!({ "ok": true, "file": name, "warnings": warnings });
             show(json, &answer, || {
                 format!("{name} is valid: {}\n", summary(&config))

@@ -21,6 +21,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use self::interfaces::Interface;
 use self::report::{ByLine, Peer, Report};
+use crate::doctor;
 use crate::output::say;
 
 /// Options for what `init` cannot find out.
@@ -43,6 +44,9 @@ pub(crate) struct Wishes {
     /// its interface if there are several
     #[arg(long, value_name = "[INTERFACE=]ADDRESS", value_delimiter = ',')]
     public: Vec<Public>,
+    /// Interface of a network whose devices this host forwards for; not a path
+    #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
+    gateway: Vec<String>,
     /// Let peers reach the Internet by this host, in its name
     #[arg(long)]
     exit: bool,
@@ -114,10 +118,11 @@ pub(crate) fn run(wishes: &Wishes, json: bool) -> Result<()> {
 /// Writes a new configuration.
 fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let file = &wishes.file;
+    let gateway = gateway(wishes, interfaces)?;
     let (paths, by_line) = new_paths(wishes, interfaces)?;
     let key_file = file.with_file_name("private.key");
     let named = file.parent().filter(|_| key_file != Path::new(USUAL_KEY));
-    let mut text = setup::configuration(&paths, named, wishes.exit);
+    let mut text = setup::configuration(&paths, named, wishes.exit, &gateway);
     let config = checked(file, &text)?;
     // A key that cannot be used, or one of the peer's, is found before anything is written.
     let known = files::is_there(&key_file)?.then(|| files::key(&key_file));
@@ -145,6 +150,8 @@ fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         by_line,
         peer,
         joins: wishes.join.is_some(),
+        gateway,
+        unforwarded: config.daemon.unforwarded(doctor::sysctl),
     })
 }
 
@@ -153,8 +160,11 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let file = &wishes.file;
     let shown = file.display();
     ensure!(
-        wishes.trusted.is_empty() && wishes.untrusted.is_empty() && wishes.public.is_empty(),
-        "{shown} exists already and defines the paths: edit it, or replace it with --force, which keeps the old one as {}",
+        [&wishes.trusted, &wishes.untrusted, &wishes.gateway]
+            .iter()
+            .all(|names| names.is_empty())
+            && wishes.public.is_empty(),
+        "{shown} exists already and defines paths and networks: edit it, or replace it with --force, which keeps the old one as {}",
         files::old(file).display()
     );
     ensure!(
@@ -212,6 +222,8 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         by_line: Vec::new(),
         peer,
         joins: wishes.join.is_some(),
+        gateway: Vec::new(),
+        unforwarded: config.daemon.unforwarded(doctor::sysctl),
     })
 }
 
@@ -225,14 +237,46 @@ fn checked(file: &Path, text: &str) -> Result<Config> {
     })
 }
 
+/// Networks of the interfaces that the user named for them.
+fn gateway(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<IpNet>> {
+    let mut networks = Vec::new();
+    for name in &wishes.gateway {
+        let interface = called(name, interfaces)?;
+        let mut paths = wishes.trusted.iter().chain(&wishes.untrusted);
+        ensure!(
+            !paths.any(|path| interface.is_called(path)) && !interface.is_uplink(),
+            "{name} leads to the Internet or to peers, so it is a path: name the interface of the network behind this host \
+             with --gateway"
+        );
+        ensure!(
+            !interface.attachments.is_empty(),
+            "{name} has no address: give it one of its network, as with `ip address add 192.168.1.1/24 dev {name}`, and \
+             repeat this"
+        );
+        networks.extend(interface.attachments.iter().map(|at| at.network));
+    }
+    networks.sort_unstable();
+    networks.dedup();
+    Ok(networks)
+}
+
+/// The interface of this name.
+fn called<'a>(name: &str, interfaces: &'a [Interface]) -> Result<&'a Interface> {
+    let found = interfaces
+        .iter()
+        .find(|interface| interface.is_called(name));
+    found.ok_or_else(|| {
+        say(&report::offer(interfaces).to_string());
+        anyhow!("this host has no interface \"{name}\": choose from the list above")
+    })
+}
+
 /// The paths that the user named, those that the other host shows to be trusted, and the other ways out; and which are
 /// trusted on the other host's word alone.
 fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>, Vec<ByLine>)> {
     for name in wishes.trusted.iter().chain(&wishes.untrusted) {
-        let known = name == NONE || interfaces.iter().any(|interface| interface.is_called(name));
-        if !known {
-            say(&report::offer(interfaces).to_string());
-            bail!("this host has no interface \"{name}\": choose from the list above");
+        if name != NONE {
+            called(name, interfaces)?;
         }
     }
     let both = { wishes.trusted.iter() }.find(|name| wishes.untrusted.contains(name));
@@ -248,6 +292,9 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
     let mut by_line = Vec::new();
     let mut trust = |interface: &Interface| {
         let named = |names: &[String]| names.iter().any(|name| interface.is_called(name));
+        if named(&wishes.gateway) {
+            return None;
+        }
         if named(&wishes.trusted) {
             return Some(Trust::Trusted);
         }

@@ -146,6 +146,21 @@ impl Daemon {
         if self.exit { &self.exit_to } else { &[] }
     }
 
+    /// Names of sysctls that keep this host from forwarding as this says; `read` gives the value of each.
+    pub fn unforwarded(&self, read: impl Fn(&str) -> Option<String>) -> Vec<&'static str> {
+        let families = [
+            ("net.ipv4.ip_forward", false),
+            ("net.ipv6.conf.all.forwarding", true),
+        ];
+        let off = |(key, v6): &(&str, bool)| {
+            let mut networks = self.gateway.iter().chain(self.exits());
+            networks.any(|net| net.addr().is_ipv6() == *v6) && read(key).as_deref() == Some("0")
+        };
+        { families.into_iter().filter(off) }
+            .map(|(key, _)| key)
+            .collect()
+    }
+
     /// True if this host forwards for others: for networks behind it, or for peers.
     pub fn forwards(&self) -> bool {
         !self.gateway.is_empty() || self.exit

@@ -123,25 +123,21 @@ fn is_behind(host: &Host, address: IpAddr) -> bool {
 
 /// Why this host does not forward what its configuration says it forwards, one sentence each.
 pub(crate) fn faults(config: &Config) -> Vec<String> {
-    let families = [
-        ("net.ipv4.ip_forward", false),
-        ("net.ipv6.conf.all.forwarding", true),
-    ];
-    let off = |(key, v6): &(&str, bool)| {
-        let mut networks = { config.daemon.gateway.iter() }.chain(config.daemon.exits());
-        let meant = networks.any(|net| net.addr().is_ipv6() == *v6);
-        let path = format!("/proc/sys/{}", key.replace('.', "/"));
-        meant && std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "0")
+    let read = |key: &str| {
+        let text = std::fs::read_to_string(format!("/proc/sys/{}", key.replace('.', "/")));
+        text.ok().map(|text| text.trim().to_owned())
     };
-    let say = |(key, _): (&str, bool)| {
-        let what = if config.daemon.exit {
-            "exit"
-        } else {
-            "gateway"
-        };
+    let what = if config.daemon.exit {
+        "exit"
+    } else {
+        "gateway"
+    };
+    let say = |key: &str| {
         format!("{what}: this host does not forward, because {key} is 0: run `sysctl -w {key}=1`")
     };
-    families.into_iter().filter(off).map(say).collect()
+    { config.daemon.unforwarded(read).into_iter() }
+        .map(say)
+        .collect()
 }
 
 /// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only

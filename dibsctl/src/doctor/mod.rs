@@ -30,6 +30,11 @@ use host::Host;
 /// Where the daemon reads it, if nothing else is said.
 const CONFIG: &str = "/etc/dibs/dibsd.toml";
 
+/// What a sysctl is set to.
+pub(crate) fn sysctl(name: &str) -> Option<String> {
+    host::sysctl(&name.replace('.', "/"))
+}
+
 /// Looks at this host, and says what it found.
 ///
 /// # Errors

@@ -136,6 +136,15 @@ impl Interface {
         attachments.map(|attachment| attachment.address).collect()
     }
 
+    /// True if it leads to the Internet: to addresses that only a default route leads to (RFC 5737, RFC 3849).
+    pub(crate) fn is_uplink(&self) -> bool {
+        let nowhere = [
+            IpAddr::from([192, 0, 2, 1]),
+            IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
+        ];
+        nowhere.into_iter().any(|to| leads(Some(self), to))
+    }
+
     /// Whether it makes a path without being named: it has an address, and is a way out of this host by
     /// itself. A tunnel goes over another, and a bridge without a card joins only what runs here.
     pub(crate) fn is_way_out(&self, all: &[Interface]) -> bool {
@@ -185,14 +194,19 @@ pub(crate) fn attachments(path: &PathConfig, all: &[Interface]) -> Vec<Attachmen
 /// True if there is a route to an endpoint by the interface of a path. Not asked by a bound socket, because from one Linux
 /// sends IPv4 to anywhere as to a neighbour.
 pub(crate) fn is_routed(path: &PathConfig, all: &[Interface], endpoint: SocketAddr) -> bool {
-    let prefix = if endpoint.is_ipv4() { 32 } else { 128 };
-    let asked = RouteMessageBuilder::<IpAddr>::new().destination_prefix(endpoint.ip(), prefix);
+    let called = |name: &String| all.iter().find(|interface| interface.is_called(name));
+    match &path.interface {
+        Some(name) => called(name).is_some_and(|interface| leads(Some(interface), endpoint.ip())),
+        None => leads(None, endpoint.ip()),
+    }
+}
+
+fn leads(by: Option<&Interface>, to: IpAddr) -> bool {
+    let prefix = if to.is_ipv4() { 32 } else { 128 };
+    let asked = RouteMessageBuilder::<IpAddr>::new().destination_prefix(to, prefix);
     let Ok(mut asked) = asked else { return false };
-    if let Some(name) = &path.interface {
-        match all.iter().find(|interface| interface.is_called(name)) {
-            Some(interface) => asked = asked.output_interface(interface.index),
-            None => return false,
-        }
+    if let Some(interface) = by {
+        asked = asked.output_interface(interface.index);
     }
     let mut asked = asked.build();
     asked.header.flags |= RouteFlags::FibMatch;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use dibs_config::PublicKey;
 use dibs_config::setup::{Claims, Introduction};
+use ipnet::IpNet;
 use serde_json::json;
 
 use super::interfaces::Interface;
@@ -32,6 +33,10 @@ pub(crate) struct Report {
     pub(crate) peer: Option<Peer>,
     /// True if the other one learns of this host by itself.
     pub(crate) joins: bool,
+    /// Networks that this host forwards for since.
+    pub(crate) gateway: Vec<IpNet>,
+    /// Sysctls that are to be set first.
+    pub(crate) unforwarded: Vec<&'static str>,
 }
 
 /// An interface that is trusted because it is in a network with an interface that the other host's line calls trusted.
@@ -110,6 +115,8 @@ impl Report {
             "trusted_by_line": by_line.collect::<Vec<_>>(),
             "peer": peer,
             "line": self.line.to_string(),
+            "gateway": self.gateway,
+            "not_forwarding": self.unforwarded,
             "warnings": warnings,
         })
     }
@@ -135,9 +142,19 @@ impl Report {
         if let Some(peer) = &self.peer {
             text += &peer.text(&self.by_line);
         }
-        if self.new && self.line.exit {
-            text += "\nHere, if this host does not forward yet, run:\n    sudo sysctl -w net.ipv4.ip_forward=1 \
-                     net.ipv6.conf.all.forwarding=1\n";
+        if !self.gateway.is_empty() {
+            text += &format!(
+                "\nThis host forwards for {}. Left to you: DHCP and DNS for these devices, and masquerading for UDP (docs/exit.md)\n",
+                list(&self.gateway)
+            );
+        }
+        if !self.unforwarded.is_empty() {
+            let set: String = { self.unforwarded.iter() }
+                .map(|key| format!(" {key}=1"))
+                .collect();
+            text += &format!(
+                "\nHere, because this host does not forward yet, run, and keep it in /etc/sysctl.d:\n    sudo sysctl -w{set}\n"
+            );
         }
         let when = match &self.peer {
             Some(peer) => format!("On {}, unless it knows this host already, run", peer.name),
@@ -220,7 +237,7 @@ pub(crate) fn offer(all: &[Interface]) -> Table {
     )
 }
 
-fn list(addresses: &[IpAddr]) -> String {
-    let addresses: Vec<_> = addresses.iter().map(IpAddr::to_string).collect();
+fn list<T: ToString>(addresses: &[T]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(T::to_string).collect();
     addresses.join(", ")
 }

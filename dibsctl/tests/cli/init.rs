@@ -426,3 +426,28 @@ fn addresses_of_another_peer_are_refused() {
     init!(host, "--peer", &beside).good();
     assert_eq!(host.config().peers.len(), 2);
 }
+
+#[test]
+fn a_network_behind_the_host_is_no_path() {
+    let host = Host::new(1);
+    let both = init!(host, "--gateway", "eth0", "--trusted", "eth0").failed();
+    assert!(both.contains("eth0 leads to"), "{both}");
+    let unknown = init!(host, "--gateway", "eth7").err;
+    assert!(unknown.contains("no interface \"eth7\""), "{unknown}");
+    assert!(!host.file().exists());
+
+    let said = init!(host, "--gateway", "eth0").good();
+    let config = host.config();
+    let networks = ["10.0.1.0/24", "fd00:1::/64"].map(|net| net.parse().unwrap());
+    assert_eq!(config.daemon.gateway, networks);
+    let paths: Vec<_> = config.paths.iter().map(|path| &*path.name).collect();
+    assert_eq!(paths, ["wlan0"]);
+    for part in [
+        "forwards for 10.0.1.0/24, fd00:1::/64",
+        "net.ipv6.conf.all.forwarding=1",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let there = init!(host, "--gateway", "eth0").failed();
+    assert!(there.contains("exists already"), "{there}");
+}

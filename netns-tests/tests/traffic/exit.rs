@@ -163,6 +163,22 @@ fn a_server_lets_nobody_into_its_own_networks() {
     });
 }
 
+/// Neither an uplink nor an interface without a network is one that devices are behind.
+fn refuses_uplinks(node: &Node) -> Result<()> {
+    for (interface, why) in [("dsl", "so it is a path"), ("port1", "has no address")] {
+        let wishes = [
+            "init",
+            "--config",
+            "/run/dibs/dibsd.toml",
+            "--gateway",
+            interface,
+        ];
+        let said = node.refused(&wishes)?;
+        ensure!(said.contains(why), "{said}");
+    }
+    Ok(())
+}
+
 /// The server's line is all that a household takes. It works once and for an hour, and nobody's connections break as another
 /// household joins or is removed.
 #[test]
@@ -182,7 +198,8 @@ fn households_join_by_one_line_each() {
             let (host, c) = (a.node.host.clone(), &mut c.node);
             // With an address of the Internet it would not be behind NAT.
             host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
-            let wishes = |line: &str| ["--untrusted", "dsl,lte", "--join", line].map(str::to_owned);
+            refuses_uplinks(&a.node)?;
+            let wishes = |line: &str| ["--gateway", "lan0", "--join", line].map(str::to_owned);
             let join = |node: &Node, line: &str| {
                 let wishes = wishes(line);
                 node.init(&wishes.each_ref().map(String::as_str)).map(drop)
@@ -220,8 +237,9 @@ fn households_join_by_one_line_each() {
             })?;
 
             let ears = Ears::new(a)?;
-            let conn = connect_from(0, &host, &net.web, web(443))?;
-            let talk = Talk::over(&host, &net.web, conn)?;
+            let device = &a.devices[0];
+            let conn = connect_from(0, device, &net.web, web(443))?;
+            let talk = Talk::over(device, &net.web, conn)?;
             talk.advance(SETTLED)?;
             let third = net.b.init(&["--exit"])?;
             c.stop(Signal::SIGTERM)?;

@@ -585,6 +585,9 @@ fn who_does_not_forward_is_told() {
             let warnings = status["warnings"].to_string();
             let fix = "sysctl -w net.ipv4.ip_forward=1";
             ensure!(warnings.contains(fix), "{warnings}");
+            let checked = net.a.ctl(&["check", "/run/dibs/dibsd.toml"])?;
+            ensure!(checked["warnings"].to_string().contains(fix), "{checked}");
+            ensure!(net.a.diagnosis("gateway")?.contains(fix));
             net.a.host.run(fix)?;
             let status = net.a.ctl(&["status"])?;
             ensure!(!status["warnings"].to_string().contains("gateway"));

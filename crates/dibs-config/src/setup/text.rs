@@ -24,9 +24,14 @@ pub struct NewPath {
     pub public: Vec<IpAddr>,
 }
 
-/// A configuration with these paths and without peers, perhaps of an exit; its `directory` is named where it is not the usual
+/// A configuration with these paths and without peers, perhaps of an exit or with networks behind it; its `directory` is named where it is not the usual
 /// one. Whoever writes it has it [checked](crate::parse) first.
-pub fn configuration(paths: &[NewPath], directory: Option<&Path>, exit: bool) -> String {
+pub fn configuration(
+    paths: &[NewPath],
+    directory: Option<&Path>,
+    exit: bool,
+    gateway: &[IpNet],
+) -> String {
     let mut text = String::from(
         "# dibsd, written by `dibsctl init`. After a change `dibsctl check FILE` says whether it is\n\
          # right, and `systemctl restart dibsd` has it read; open connections stay. Every key there\n\
@@ -44,6 +49,15 @@ pub fn configuration(paths: &[NewPath], directory: Option<&Path>, exit: bool) ->
     if exit {
         text +=
             "# Peers reach the Internet by this host, in its name (docs/exit.md).\nexit = true\n";
+    }
+    if !gateway.is_empty() {
+        let networks = quoted(gateway);
+        put(
+            &mut text,
+            format_args!(
+                "# Networks that this host forwards for (docs/exit.md, docs/gateway.md).\ngateway = [{networks}]\n"
+            ),
+        );
     }
     text += "# What `dibsctl enable` takes without --bump. seal encrypts, by whatever path.\n\
              default_bump = \"seal\"\n\
@@ -182,7 +196,7 @@ mod tests {
         paths[1].public = vec![[203, 0, 113, 7].into()];
         let odd = Path::new("/srv/\"dibs\"\n");
         for directory in [None, Some(odd)] {
-            let text = configuration(&paths, directory, false);
+            let text = configuration(&paths, directory, false, &[]);
             let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert!(config.warnings().is_empty(), "{:?}", config.warnings());
             let own = directory.unwrap_or(Path::new("/etc/dibs"));
@@ -216,7 +230,8 @@ mod tests {
             way: &way,
             endpoint: "[fd00::2]:5301".parse().unwrap(),
         }];
-        let mut text = configuration(&paths, None, true);
+        let behind = ["192.168.1.0/24", "fd07::/64"].map(|net| net.parse().unwrap());
+        let mut text = configuration(&paths, None, true, &behind);
         let own = ["fd00::2/128", "10.0.1.2/32", "0.0.0.0/0"];
         let own = Addresses::Own(own.map(|net| net.parse().unwrap()).into());
         text += &peer_section("b", (other.public_key, true), &met, &own);
@@ -239,6 +254,7 @@ mod tests {
         assert_eq!(prefixes, ["fd00::2/128", "10.0.1.2/32", "0.0.0.0/0"]);
         // Of the one that it knows how to call.
         assert_eq!(config.rules.len(), 1);
+        assert_eq!(config.daemon.gateway, behind);
         assert!(config.daemon.exit && config.rules[0].bump == "seal");
         assert!(c.endpoints.is_empty());
         assert_eq!(c.appears_as, lent);

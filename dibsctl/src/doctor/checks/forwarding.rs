@@ -8,35 +8,29 @@ use crate::doctor::finding::Finding;
 pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is = |path: &str, value: &str| read(path).as_deref() == Some(value);
-    for (v6, path) in [
-        (false, "net/ipv4/ip_forward"),
-        (true, "net/ipv6/conf/all/forwarding"),
-    ] {
-        let mut networks = { config.daemon.gateway.iter() }.chain(config.daemon.exits());
-        if networks.any(|net| net.addr().is_ipv6() == v6) && is(path, "0") {
-            let key = path.replace('/', ".");
-            findings.push(Finding::failed(
-                if config.daemon.exit {
-                    "exit"
-                } else {
-                    "gateway"
-                },
-                format!("this host does not forward, because {key} is 0"),
-                format!("run sysctl -w {key}=1, and keep it in /etc/sysctl.d"),
-            ));
-        }
+    let what = if config.daemon.exit {
+        "exit"
+    } else {
+        "gateway"
+    };
+    for key in (config.daemon).unforwarded(|key| read(&key.replace('.', "/"))) {
+        findings.push(Finding::failed(
+            what,
+            format!("this host does not forward, because {key} is 0"),
+            format!("run sysctl -w {key}=1, and keep it in /etc/sysctl.d"),
+        ));
     }
     let uplinks = config
         .paths
         .iter()
         .filter_map(|path| path.interface.as_deref());
-    for uplink in uplinks.filter(|_| config.daemon.exit) {
+    for uplink in uplinks.filter(|_| config.daemon.forwards()) {
         // Linux learns its routes as a host does, unless it forwards.
         if is("net/ipv6/conf/all/forwarding", "1")
             && is(&format!("net/ipv6/conf/{uplink}/accept_ra"), "1")
         {
             findings.push(Finding::warning(
-                "exit",
+                what,
                 format!("{uplink} takes no router advertisements while this host forwards IPv6"),
                 format!(
                     "run sysctl -w net.ipv6.conf.{uplink}.accept_ra=2, and keep it in /etc/sysctl.d"
@@ -67,7 +61,17 @@ mod tests {
         let config = dibs_config::parse("test", text).unwrap();
         let all = |value: &'static str| move |_: &str| Some(value.to_owned());
         assert_eq!(judge(&config, all("0")).len(), 1);
-        assert_eq!(judge(&config, all("1")), []);
+        let routed = |path: &str| {
+            Some(
+                if path.ends_with("accept_ra") {
+                    "2"
+                } else {
+                    "1"
+                }
+                .to_owned(),
+            )
+        };
+        assert_eq!(judge(&config, routed), []);
         assert_eq!(judge(&config, |_| None), []);
     }
 
