@@ -2,7 +2,7 @@
 //! server's name.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,7 +13,7 @@ use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect, connect_from};
 use netns_tests::{Node, isolated};
 use nix::sys::signal::Signal;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 
 const ALL: [&str; 5] = ["rule", "add", "--all", "--bump", "seal"];
 
@@ -67,6 +67,43 @@ fn asks(from: &Host, to: &Host, at: SocketAddr) -> Result<bool> {
         answer.is_some()
     })?;
     Ok(answer == Some(true))
+}
+
+/// No end knows of the bump: segments are as long as the ends say, whatever the datagrams take, and ICMP errors of the far
+/// Internet arrive.
+fn sizes_and_errors(net: &Households, from: &Host, to: SocketAddr, longest: u32) -> Result<()> {
+    let conn = net.connect(from, 0, to)?;
+    let far = conn.1.try_clone()?;
+    let talk = Talk::over(from, &net.web, conn)?;
+    talk.advance(SETTLED)?;
+    let found = SockRef::from(&far).tcp_mss()?;
+    ensure!(found == longest, "{found} bytes in a segment to {to}");
+    net.internet.run("ip link set web0 mtu 1400")?;
+    talk.advance(SETTLED)?;
+    net.internet.run("ip link set web0 mtu 1500")?;
+    talk.finish()?;
+    let (family, nobody, kind) = match to.is_ipv4() {
+        true => (
+            "-4",
+            SocketAddr::from(([192, 0, 2, 99], 443)),
+            io::ErrorKind::HostUnreachable,
+        ),
+        false => (
+            "-6",
+            "[2001:db8:80::99]:443".parse()?,
+            io::ErrorKind::NetworkUnreachable,
+        ),
+    };
+    net.internet.run(&format!(
+        "ip {family} route add unreachable {}",
+        nobody.ip()
+    ))?;
+    let error = from.in_ns(|| TcpStream::connect(nobody)).err();
+    ensure!(
+        error.as_ref().map(io::Error::kind) == Some(kind),
+        "{nobody}: {error:?}"
+    );
+    Ok(())
 }
 
 #[test]
@@ -124,6 +161,9 @@ fn a_laptop_has_the_internet_by_a_server_over_both_uplinks() {
             }
             // Such as begins while the other end is new.
             net.talk(&host, 0, web(80))?.finish()?;
+            let device = &net.homes[0].devices[0];
+            sizes_and_errors(net, &host, web_v6(444), 1428)?;
+            sizes_and_errors(net, device, web(444), 1448)?;
             ears.heard_no_tcp(100)?;
             talks.into_iter().try_for_each(Talk::finish)
         })
