@@ -66,26 +66,26 @@ pub struct Mark {
     pub bump: Option<BumpId>,
     /// True if somebody chose so.
     pub explicit: bool,
+    /// True if it leaves for plain before its peer does, and stays silent until that has followed.
+    pub leads: bool,
 }
 
 impl Mark {
     /// This bump, or plain, by no choice.
     pub fn moved(pair: FlowKey, bump: Option<BumpId>) -> Self {
-        let explicit = false;
         Self {
-            pair,
-            bump,
-            explicit,
+            explicit: false,
+            ..Self::chosen(pair, bump)
         }
     }
 
     /// This bump, or plain, by choice.
     pub fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
-        let explicit = true;
         Self {
             pair,
             bump,
-            explicit,
+            explicit: true,
+            leads: false,
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::matching::Stand;
 
 /// Window that a shadow shows, which the connection shifts by its scale.
 const WINDOW: u16 = u16::MAX;
-/// Time after which it is shown again although nothing moved: routers forget a connection that is idle for four minutes.
-const AT_LEAST_EACH: Duration = Duration::from_secs(110);
+/// Time after which it is shown again although nothing moved: some routers forget a connection that is idle for 30 seconds.
+const AT_LEAST_EACH: Duration = Duration::from_secs(25);
 /// Time in which a connection takes its bump, once it is known where it stands in plain.
 const FRESH_FOR: Duration = Duration::from_secs(30);
 /// Bytes by which the first shadow acknowledges less than the kernel has. Linux's conntrack takes what is up to 66,000 bytes behind
@@ -31,7 +31,7 @@ const REPEAT_AFTER: Duration = Duration::from_millis(300);
 /// Repetitions of that.
 const REPETITIONS: u32 = 4;
 /// Time after which an end that was not heard is taken for lost: it shows itself twice in it.
-const SILENT_AFTER: Duration = Duration::from_secs(240);
+const SILENT_AFTER: Duration = Duration::from_secs(60);
 /// Time for the routers to hear of all of it.
 const ASKED_FOR: Duration = Duration::from_secs(4);
 
@@ -141,6 +141,12 @@ impl Shadow {
     pub fn plain(&self, now: Time) -> (bool, Time) {
         let is_heard = now.since(self.heard_at) < SILENT_AFTER && self.repeated < REPETITIONS;
         (is_heard, self.heard_at)
+    }
+
+    /// True if the other end has shown that it has all up to `sent`, so routers on the way have seen that.
+    pub fn is_level(&self, sent: SeqNumber) -> bool {
+        let acked = self.heard.map(|heard| heard.acked.add(1));
+        acked.is_some_and(|acked| !sent.is_after(acked))
     }
 
     /// True if it still says where the connection leaves plain, although that is not on a bump yet.
@@ -354,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_connection_is_shown_each_two_minutes_and_no_more() {
+    fn an_idle_connection_is_shown_before_routers_forget_it_and_no_more() {
         let mut ends = Ends::new();
         ends.moved = [BASE + 5000, BASE + 5000];
         (0..10).for_each(|_| ends.tick());
         let before = ends.shown;
-        (0..600).for_each(|_| ends.tick());
+        (0..200).for_each(|_| ends.tick());
         assert_eq!(ends.shown, before);
-        (0..600).for_each(|_| ends.tick());
+        (0..90).for_each(|_| ends.tick());
         assert_eq!(ends.shown, before + 2);
         assert!(ends.is_open());
     }
@@ -383,8 +389,19 @@ mod tests {
         assert_eq!(shadow.plain(START + TICK * 100), (false, START));
         shadow.handle_heard(far, START + TICK * 100);
         let at = |later: u64| START + TICK * 100 + Duration::from_secs(later);
-        assert_eq!(shadow.plain(at(239)), (true, at(0)));
-        assert_eq!(shadow.plain(at(240)), (false, at(0)));
+        assert_eq!(shadow.plain(at(59)), (true, at(0)));
+        assert_eq!(shadow.plain(at(60)), (false, at(0)));
+    }
+
+    #[test]
+    fn it_is_level_once_the_other_end_has_shown_that_it_has_all() {
+        let mut ends = Ends::new();
+        ends.moved[0] += 5000;
+        let sent = ends.stands(0).given;
+        assert!(!ends.shadows[0].is_level(sent));
+        ends.shadows.iter_mut().for_each(|shadow| shadow.ask(START));
+        ends.tick();
+        assert!(ends.shadows[0].is_level(sent) && !ends.shadows[0].is_level(sent.add(1)));
     }
 
     #[test]

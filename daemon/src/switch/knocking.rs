@@ -46,6 +46,8 @@ const SOLICIT_EVERY: Duration = Duration::from_millis(600);
 const SHOWN_EACH: Duration = Duration::from_millis(50);
 /// Time between two looks at which connections are shown in plain.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Time for routers to hear of all that a connection has sent.
+const LEVEL_WITHIN: Duration = Duration::from_millis(300);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -438,7 +440,8 @@ async fn wait_for_look(daemon: &Daemon) {
 
 /// Connections that are shown in plain until the next look at which those are.
 struct Shown {
-    pairs: BTreeSet<FlowKey>,
+    /// The connections, and by how much each shifts the windows of its far end.
+    pairs: BTreeMap<FlowKey, u8>,
     plain: Plain,
 }
 
@@ -461,18 +464,17 @@ impl Shown {
         let (state, at) = (daemon.state.borrow(), now());
         let may_show = |live: &&Live| state.ruling(live).requirement().is_none();
         let shows: Vec<&Live> = lives.values().filter(may_show).collect();
-        let pairs: BTreeSet<FlowKey> = shows.iter().map(|live| live.pair).collect();
-        let mut shadows = daemon.host.shadows.borrow_mut();
-        for live in shows {
-            let shadow = || Shadow::new(live.counts.window_scale, None, at);
-            shadows.entry(live.pair).or_insert_with(shadow);
-        }
+        let shows = shows
+            .iter()
+            .map(|live| (live.pair, live.counts.window_scale));
+        let pairs = BTreeMap::from_iter(shows);
         // In plain the routers see the connection itself.
-        shadows.retain(|pair, shadow| pairs.contains(pair) || shadow.is_fresh(at));
+        let mut shadows = daemon.host.shadows.borrow_mut();
+        shadows.retain(|pair, shadow| pairs.contains_key(pair) || shadow.is_fresh(at));
         if pairs.is_empty() {
             return Ok(None);
         }
-        let plain = Plain::open(daemon, pairs.iter())?;
+        let plain = Plain::open(daemon, pairs.keys())?;
         Ok(Some(Self { pairs, plain }))
     }
 
@@ -504,7 +506,10 @@ impl Shown {
     /// Shows what is due.
     fn show(&self, daemon: &Daemon, conns: &[ConnSnapshot]) {
         let mut latest: BTreeMap<FlowKey, &ConnSnapshot> = BTreeMap::new();
-        for conn in conns.iter().filter(|conn| self.pairs.contains(&conn.tuple)) {
+        for conn in conns
+            .iter()
+            .filter(|conn| self.pairs.contains_key(&conn.tuple))
+        {
             let known = latest.entry(conn.tuple).or_insert(conn);
             if known.last_seen <= conn.last_seen {
                 *known = conn;
@@ -512,8 +517,12 @@ impl Shown {
         }
         let (mut shadows, at) = (daemon.host.shadows.borrow_mut(), now());
         for (pair, conn) in latest {
+            let plain = conn
+                .entered
+                .map(|(given, acked)| shadow::Numbers { given, acked });
+            let shadow = shadows.entry(pair);
+            let shadow = shadow.or_insert_with(|| Shadow::new(self.pairs[&pair], plain, at));
             if let Some(((_, acked), given)) = conn.stands.zip(conn.given)
-                && let Some(shadow) = shadows.get_mut(&pair)
                 && let Some(numbers) = shadow.poll(shadow::Numbers { given, acked }, at)
             {
                 self.plain.senders.send(&pair, &numbers.packet(&pair));
@@ -528,6 +537,26 @@ fn ask_shadows<'a>(daemon: &Daemon, pairs: impl Iterator<Item = &'a FlowKey>) {
     for pair in pairs {
         if let Some(shadow) = shadows.get_mut(pair) {
             shadow.ask(now());
+        }
+    }
+}
+
+/// Waits until the peer has shown in plain that it has all that these connections, which are silent, have sent: then routers on
+/// the way have seen it, too.
+pub(crate) async fn level_shadows(daemon: &Daemon, pairs: &BTreeSet<FlowKey>) {
+    let is_behind = |conn: &ConnSnapshot| {
+        let shadows = daemon.host.shadows.borrow();
+        let shadow = shadows.get(&conn.tuple).zip(conn.stands);
+        let is_level = shadow.is_none_or(|(shadow, (sent, _))| shadow.is_level(sent));
+        !is_level && pairs.contains(&conn.tuple)
+    };
+    ask_shadows(daemon, pairs.iter());
+    let end = Instant::now() + LEVEL_WITHIN;
+    while Instant::now() < end && !daemon.host.shadows.borrow().is_empty() {
+        // Without the data path nothing is under way.
+        match daemon.driver.conns().await {
+            Ok((_, conns)) if conns.iter().any(is_behind) => sleep(LOOK_EVERY).await,
+            Ok(_) | Err(Gone) => return,
         }
     }
 }

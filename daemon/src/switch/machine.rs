@@ -302,6 +302,8 @@ impl Machine for Daemon {
 
     async fn silence(&self, lives: &[Live]) {
         marking::silence(self, lives.iter()).await;
+        let pairs = lives.iter().map(|live| live.pair).collect();
+        knocking::level_shadows(self, &pairs).await;
     }
 
     fn end_drains(&self, pair: &FlowKey) {

@@ -159,6 +159,7 @@ async fn put_one(
         pair,
         bump,
         explicit,
+        leads,
     } = *mark;
     if looks && let Some(other) = taken(daemon, conntrack, &pair).await? {
         tracing::debug!(
@@ -179,7 +180,10 @@ async fn put_one(
     }
     let Some(id) = bump else {
         let marked = conntrack.set_mark(&pair, value, mask).await;
-        end_drains(daemon, &pair);
+        // What the peer still sends by the bump is not to be acknowledged in plain, to routers that have not seen it.
+        if !(leads && daemon.host.matched().contains_key(&pair)) {
+            end_drains(daemon, &pair);
+        }
         return marked.map(|_| bump);
     };
     let installed = !daemon.state.borrow().installed.is_empty();

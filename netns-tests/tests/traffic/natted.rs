@@ -1,7 +1,7 @@
 //! Live connections through routers that translate addresses: moved in both directions, and refused where they cannot be.
 
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,8 +12,10 @@ use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::readdress;
 use netns_tests::daemon::wait;
 use netns_tests::homes::{Homes, server};
+use netns_tests::household::Households;
 use netns_tests::isolated;
 use netns_tests::routed::exchange;
+use netns_tests::traffic::{SETTLED, Talk, connect};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 
@@ -259,6 +261,62 @@ fn the_way_back_stays_open_through_routers_that_follow_the_numbers() {
                 exchange(&mut conn, SOME)?;
             }
             Ok(())
+        })
+    });
+}
+
+/// A home router, and a carrier's behind it: a live transfer takes each bump and returns to plain, as either end asks in turn. The
+/// server has two uplinks, because a single one would show all shares.
+#[test]
+fn a_transfer_takes_each_bump_through_two_translations() {
+    isolated(|| {
+        Households::run(1, |net| {
+            net.internet.shell(
+                "ip address add 203.0.114.1/24 dev b0\n\
+                 nft add table ip carrier\n\
+                 nft 'add chain ip carrier post { type nat hook postrouting priority 100; }'\n\
+                 nft add rule ip carrier post oifname b0 masquerade",
+            )?;
+            net.b.host.sysctl("net/ipv4/conf/all/arp_ignore", "1")?;
+            net.b.host.shell(
+                "ip link add link wan0 name wan1 type macvlan mode bridge\n\
+                 ip address add 203.0.114.7/24 dev wan1\n\
+                 ip link set wan1 up\n\
+                 ip route add default via 203.0.114.1 metric 200",
+            )?;
+            let a = &mut net.homes[0].node;
+            let other = "[[path]]\nname = \"other\"\ninterface = \"wan1\"\ntrust = \"untrusted\"\n[[peer]]\n";
+            for (node, from, to) in [
+                (&mut net.b, "[[peer]]\n", other),
+                (a, "lte = \"203.0.113.7", "lte = \"203.0.114.7"),
+            ] {
+                node.stop(Signal::SIGTERM)?;
+                let config = std::fs::read_to_string(node.directory().join("dibsd.toml"))?;
+                node.configure(&config.replace(from, to))?;
+                node.start()?;
+            }
+            net.homes[0].node.wait_until_joined(2)?;
+            let (a, b) = (&net.homes[0].node, &net.b);
+            let to = SocketAddr::from(([203, 0, 113, 7], 7000));
+            let conn = connect(&a.host, &b.host, to)?;
+            ensure!(conn.1.peer_addr()?.ip() == IpAddr::from([203, 0, 113, 1]));
+            let talk = Talk::over(&a.host, &b.host, conn)?;
+            talk.advance(SETTLED)?;
+            for (bump, asks, end) in [
+                ("seal", a, "--dport"),
+                ("scramble", b, "--sport"),
+                ("share", a, "--dport"),
+                ("plain", b, "--sport"),
+                ("seal", a, "--dport"),
+                ("plain", a, "--dport"),
+            ] {
+                asks.put_on(bump, end, 7000)?;
+                [a, b]
+                    .into_iter()
+                    .try_for_each(|node| node.wait_bump(7000, bump))?;
+                talk.advance(2 * SETTLED)?;
+            }
+            talk.finish()
         })
     });
 }

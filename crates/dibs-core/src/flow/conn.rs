@@ -293,8 +293,10 @@ struct Numbers {
     peers_seq: Option<SeqNumber>,
     peers_ack: Option<SeqNumber>,
     differ: bool,
-    /// They did when they were last compared, and are not compared again.
+    /// They were compared, and are not compared again.
     over: bool,
+    /// Number of the first segment here, and what that acknowledges: so much went in plain.
+    first: Option<(SeqNumber, SeqNumber)>,
 }
 
 /// One connection in one bump.
@@ -311,7 +313,7 @@ pub struct Conn {
     pub acked: Option<SeqNumber>,
     /// Behind the highest number that the local kernel sent by this bump.
     pub sent_end: Option<SeqNumber>,
-    /// Numbers that are not known to fit.
+    /// Numbers since it came here from elsewhere.
     numbers: Option<Box<Numbers>>,
     /// The local kernel is kept from sending more.
     pub clamp: Option<Box<WindowClamp>>,
@@ -441,13 +443,17 @@ impl Conn {
         })
     }
 
-    /// The connection came here from elsewhere: the kernels' numbers are to be compared.
+    /// The connection came here from elsewhere: the kernels' numbers are to be compared. Those of an earlier time here say nothing
+    /// any more.
     pub fn compare_anew(&mut self) {
         let differ = self.is_renumbered();
         self.numbers = Some(Box::new(Numbers {
             differ,
             ..Numbers::default()
         }));
+        if let Some(inc) = &mut self.inc {
+            inc.ack_floor = AckFloor::default();
+        }
     }
 
     /// The connection began here, so nothing between the kernels can have changed its numbers.
@@ -458,6 +464,11 @@ impl Conn {
     /// True if the two kernels do not count the same bytes alike, because something on the ordinary route changes TCP's numbers.
     pub fn is_renumbered(&self) -> bool {
         self.numbers.as_ref().is_some_and(|numbers| numbers.differ)
+    }
+
+    /// Number of the first segment by this bump since the connection came here from elsewhere, and what that acknowledges.
+    pub fn first(&self) -> Option<(SeqNumber, SeqNumber)> {
+        self.numbers.as_ref()?.first
     }
 
     /// Notes the numbers of a segment of the peer's kernel, and compares as [`compare`](Self::compare) does.
@@ -487,7 +498,7 @@ impl Conn {
         });
         let differ = apart.contains(&Some(true));
         if apart == [Some(false); 2] {
-            self.numbers = None;
+            (known.differ, known.over) = (false, true);
         } else if differ {
             (known.differ, known.over) = (true, true);
         }
@@ -525,6 +536,7 @@ impl Conn {
         if let Some(numbers) = numbers.filter(|_| !segment.has(flags::RST)) {
             numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
             numbers.sent_end = Some(end);
+            numbers.first.get_or_insert((segment.seq, segment.ack));
         }
         if let Some(clamp) = &mut self.clamp {
             clamp.sent(end);
@@ -545,6 +557,8 @@ impl Conn {
     /// Gives back the memory that only a connection under way needs.
     pub fn shrink(&mut self, now: Time) {
         self.out.queue.shrink(now);
+        self.numbers
+            .take_if(|numbers| numbers.over && !numbers.differ);
         if let Some(inc) = &mut self.inc {
             inc.stream.shrink();
         }

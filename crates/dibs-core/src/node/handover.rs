@@ -22,8 +22,10 @@ use crate::session::PeerId;
 use crate::slab::Key;
 use crate::time::Time;
 
-/// Silence is waited for no longer, beside two round trips; after that again the window opens by itself.
+/// Silence is waited for no longer, beside two round trips.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(100);
+/// The window opens by itself when that has passed so often again: the other end takes as long, and both are to be silent at once.
+const HELD: u32 = 3;
 /// A kernel that has sent nothing for so long is silent, not only between two paced bursts.
 const SILENCE: Duration = Duration::from_millis(2);
 /// What was sent as long ago, beside the paths' difference, is not overtaken, acknowledged or not.
@@ -110,7 +112,7 @@ impl Handover {
         let (_, longest) = paths.trips(setup);
         let patience = DRAIN_PATIENCE + 2 * longest;
         let tell_by = now + patience;
-        let until = tell_by + patience;
+        let until = tell_by + HELD * patience;
         if let Some(known) = self.drains.iter_mut().find(|d| d.key == key) {
             // It may have been silent before; now it is asked again.
             known.told = false;

@@ -87,6 +87,8 @@ pub struct ConnSnapshot {
     pub opened: bool,
     /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
     pub stands: Option<(SeqNumber, SeqNumber)>,
+    /// The same of the time when it came back to the bump.
+    pub entered: Option<(SeqNumber, SeqNumber)>,
     /// Number behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
     pub given: Option<SeqNumber>,
     /// The two kernels do not count the same bytes alike, since something on the ordinary route changes TCP's numbers.
@@ -162,6 +164,7 @@ impl Node {
                     spoke: conn.spoke,
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
+                    entered: conn.first(),
                     given: conn.given(),
                     renumbered: conn.is_renumbered(),
                     stats: conn.stats,

@@ -478,6 +478,7 @@ impl Host {
             pair,
             bump,
             explicit,
+            ..
         } = mark;
         let daemon = &mut *self.daemon();
         let (new, lock) = daemon.conns.update(&pair, |conn| {

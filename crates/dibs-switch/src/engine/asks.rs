@@ -173,6 +173,7 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                         pair,
                         bump,
                         explicit,
+                        leads: true,
                     });
                 } else if still.contains(&pair) {
                     staying.push(pair);

@@ -195,9 +195,8 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
         _ if lives && settled => all_of::<M>(m.mark_choices(&[pair]).await),
         Some((bump, explicit)) if lives => {
             let mark = Mark {
-                pair,
-                bump,
                 explicit,
+                ..Mark::moved(pair, bump)
             };
             all_of::<M>(m.mark(|| vec![mark]).await)
         }
@@ -361,9 +360,8 @@ async fn put_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Res
     }
     let pair = live.pair();
     let mark = Mark {
-        pair,
-        bump,
         explicit,
+        ..Mark::moved(pair, bump)
     };
     all_of::<M>(m.mark(|| vec![mark]).await)
 }

@@ -73,6 +73,16 @@ fn a_kernel_is_asked_by_a_segment_that_it_cannot_accept() {
     };
     assert_eq!((s.seq.raw(), s.ack.raw()), (4999, 7));
     assert_eq!(pair.injected[1].len(), 1);
+    // It may have been elsewhere meanwhile, so it counts where it stands from here on.
+    let stands = |pair: &Pair| {
+        let conn = &pair.nodes[1].conns()[0];
+        (conn.entered.map(|(_, acked)| acked.raw()), conn.given)
+    };
+    assert_eq!(stands(&pair), (None, None));
+    pair.send_ack(1, 9000);
+    pair.send_ack(1, 9500);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(stands(&pair), (Some(9000), None));
 
     // Strangers are nobody's.
     let stranger = FlowKey {
