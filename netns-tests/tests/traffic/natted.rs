@@ -12,7 +12,7 @@ use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::readdress;
 use netns_tests::daemon::wait;
 use netns_tests::homes::{Homes, server};
-use netns_tests::household::Households;
+use netns_tests::household::{Households, SERVER};
 use netns_tests::isolated;
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect};
@@ -28,27 +28,43 @@ const FEW: usize = 2_000;
 /// The port that connections come from, on both laptops.
 const FROM: u16 = 40_000;
 
+/// Connections of each laptop.
+const MANY: u16 = 25;
+
+/// Moves the connections of both laptops at once.
+fn both(net: &Homes, bump: &str) -> Result<()> {
+    let asked = net.laptops.each_ref();
+    let moved = thread::scope(|scope| {
+        let asking = asked.map(|laptop| scope.spawn(|| laptop.put_on(bump, "--dport", 7000)));
+        asking.map(|asking| asking.join().expect("it does not panic"))
+    });
+    moved.into_iter().collect::<Result<()>>()?;
+    let on = net.b.bumps(7000)?;
+    ensure!(on == vec![bump; on.len()], "{on:?}");
+    Ok(())
+}
+
 /// State of plain, of the first laptop's connection.
 fn plain(net: &Homes) -> Result<serde_json::Value> {
     Ok(net.laptops[0].ctl(&["conn", "list"])?[0]["plain"].clone())
 }
 
-/// Two laptops with the same address and port have connections in plain; their routers gave each another port or address.
+/// Two laptops with the same address and ports have connections in plain; their routers gave each another port or address. One
+/// moves to a third network in the midst of a transfer.
 #[test]
 fn live_connections_move_through_two_translations() {
     isolated(|| {
         Homes::run(|net| {
-            let mut conns = [net.connect(0, FROM, 7000)?, net.connect(1, FROM, 7000)?];
+            let each = (0..MANY).flat_map(|n| [(0, FROM + n), (1, FROM + n)]);
+            let conns = each.map(|(laptop, from)| net.connect(laptop, from, 7000));
+            let mut conns = conns.collect::<Result<Vec<_>>>()?;
             for conn in &mut conns {
-                exchange(conn, SOME)?;
+                exchange(conn, FEW)?;
             }
-            for (at, laptop) in net.laptops.iter().enumerate() {
-                laptop.ctl(&["enable", "--dport", "7000", "--bump", "seal"])?;
-                ensure!(laptop.bumps(7000)? == ["seal"]);
-                exchange(&mut conns[at], FEW)?;
-                laptop.wait_locked(7000)?;
-            }
-            ensure!(net.b.bumps(7000)? == ["seal", "seal"]);
+            both(net, "seal")?;
+            net.laptops
+                .iter()
+                .try_for_each(|laptop| laptop.wait_locked(7000))?;
             for conn in &mut conns {
                 exchange(conn, FEW)?;
             }
@@ -58,13 +74,34 @@ fn live_connections_move_through_two_translations() {
             for conn in &mut conns {
                 exchange(conn, FEW)?;
             }
-            net.laptops[0].ctl(&["disable", "--dport", "7000"])?;
-            net.laptops[1].ctl(&["disable", "--dport", "7000"])?;
-            ensure!(net.laptops[0].bumps(7000)? == ["plain"]);
+            both(net, "plain")?;
             for conn in &mut conns {
-                exchange(conn, SOME)?;
+                exchange(conn, FEW)?;
             }
+            let roams = conns.swap_remove(0);
             drop(conns);
+            let laptop = &net.laptops[0];
+            wait("one connection", || {
+                laptop.bumps(7000).is_ok_and(|on| on.len() == 1)
+            })?;
+            laptop.put_on("seal", "--dport", 7000)?;
+            let talk = Talk::over(&laptop.host, &net.b.host, roams)?;
+            talk.advance(SETTLED)?;
+            net.homes[0].shell(
+                "ip addr add 172.20.3.1/24 dev lan0\n\
+                 ip addr del 192.168.1.1/24 dev lan0\n\
+                 conntrack -D -p tcp",
+            )?;
+            laptop.host.shell(
+                "ip addr del 192.168.1.10/24 dev lan0\n\
+                 ip addr add 172.20.3.9/24 dev lan0\n\
+                 ip route add default via 172.20.3.1",
+            )?;
+            talk.advance(2 * SETTLED)?;
+            let said = laptop.refused(&["disable", "--dport", "7000"])?;
+            ensure!(said.contains("does not carry it in plain"), "{said}");
+            talk.advance(SETTLED)?;
+            talk.finish()?;
             wait("the names are forgotten", || {
                 let file = std::fs::read_to_string(net.b.directory().join("dibsd.state"));
                 file.is_ok_and(|text| text.contains("\"matched\": []"))
@@ -265,7 +302,7 @@ fn the_way_back_stays_open_through_routers_that_follow_the_numbers() {
     });
 }
 
-/// A home router, and a carrier's behind it: a live transfer takes each bump and returns to plain, as either end asks in turn. The
+/// A home router, and a carrier's behind it, and one that translates IPv6: a live transfer takes each bump and returns to plain, as either end asks in turn. The
 /// server has two uplinks, because a single one would show all shares.
 #[test]
 fn a_transfer_takes_each_bump_through_two_translations() {
@@ -292,6 +329,8 @@ fn a_transfer_takes_each_bump_through_two_translations() {
             ] {
                 node.stop(Signal::SIGTERM)?;
                 let config = std::fs::read_to_string(node.directory().join("dibsd.toml"))?;
+                let config =
+                    config.replace("[\"203.0.113.7/32", "[\"2001:db8:7::7\", \"203.0.113.7/32");
                 node.configure(&config.replace(from, to))?;
                 node.start()?;
             }
@@ -302,6 +341,16 @@ fn a_transfer_takes_each_bump_through_two_translations() {
             ensure!(conn.1.peer_addr()?.ip() == IpAddr::from([203, 0, 113, 1]));
             let talk = Talk::over(&a.host, &b.host, conn)?;
             talk.advance(SETTLED)?;
+            net.homes[0].uplinks[0].shell(
+                "nft add table ip6 nat\n\
+                 nft 'add chain ip6 nat post { type nat hook postrouting priority 100; }'\n\
+                 nft add rule ip6 nat post oifname wan0 masquerade",
+            )?;
+            let mut v6 = connect(&a.host, &b.host, SocketAddr::from((SERVER[1], 7006)))?;
+            ensure!(v6.1.peer_addr()?.ip() != v6.0.local_addr()?.ip());
+            a.put_on("seal", "--dport", 7006)?;
+            a.wait_locked(7006)?;
+            exchange(&mut v6, SOME)?;
             for (bump, asks, end) in [
                 ("seal", a, "--dport"),
                 ("scramble", b, "--sport"),
@@ -316,6 +365,8 @@ fn a_transfer_takes_each_bump_through_two_translations() {
                     .try_for_each(|node| node.wait_bump(7000, bump))?;
                 talk.advance(2 * SETTLED)?;
             }
+            b.put_on("plain", "--sport", 7006)?;
+            exchange(&mut v6, SOME)?;
             talk.finish()
         })
     });

@@ -106,7 +106,18 @@ fn a_connection_that_a_firewall_knows_goes_to_plain() {
             let said = net.a.refused(&["disable", "--dport", "7000"])?;
             ensure!(said.contains("1 connection did not move"), "{said}");
             exchange(&mut known, FEW)?;
-            exchange(&mut unknown, FEW)
+            exchange(&mut unknown, FEW)?;
+            // It forgets that one as well.
+            net.a.enable(7000)?;
+            exchange(&mut known, FEW)?;
+            net.router.run("conntrack -D -p tcp")?;
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                let said = node.refused(&["disable", end, "7000"])?;
+                ensure!(said.contains("none of 2 connections moved"), "{said}");
+                exchange(&mut known, FEW)?;
+            }
+            ensure!(net.b.bumps(7000)? == ["seal", "seal"]);
+            Ok(())
         })
     });
 }
