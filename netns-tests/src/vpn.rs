@@ -34,7 +34,7 @@ pub fn openvpn_as_it_comes(net: &Net) -> Result<Tunnel> {
 
 /// Starts wireguard-go; its device can be used then.
 pub fn wireguard_go(net: &Net) -> Result<Tunnel> {
-    let tunnel = baseline::wireguard_go((&net.a.host, at(1)), (&net.b.host, at(2)))?;
+    let tunnel = baseline::wireguard_go((&net.a.host, at(1)), (&net.b.host, at(2)), None)?;
     seen(net)?;
     Ok(tunnel)
 }

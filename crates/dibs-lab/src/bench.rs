@@ -6,6 +6,7 @@
 //! same conditions, and medians are over the rounds.
 
 mod compare;
+mod exit;
 mod paths;
 mod peers;
 mod report;
@@ -40,6 +41,8 @@ pub enum Experiment {
     SwitchRandom,
     /// Streams and small messages beside all peers that can be had.
     Peers,
+    /// The Internet behind a server, by two uplinks: streams and a page, beside each uplink, wireguard-go, and MPTCP between proxies.
+    Exit,
     /// nginx asked by wrk, 64 connections, kept and a new one each, over links of 1 Gbit/s.
     Requests,
 }
@@ -137,6 +140,7 @@ fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
         Experiment::Paths => paths::run(stage),
         Experiment::Switch => switch::run(stage),
         Experiment::SwitchRandom => switches::run(stage),
+        Experiment::Exit => exit::run(stage),
         Experiment::Peers => return peers::run(stage),
         Experiment::Requests => requests::run(stage),
     };

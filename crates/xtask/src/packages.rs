@@ -33,7 +33,9 @@ pub(crate) const TESTS: [Need; 10] = [
 /// What the experiments need beside that of the lab.
 pub(crate) const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
 /// What the benchmark needs beside that: a VPN, a server, and who asks it.
-pub(crate) const BENCH: [Need; 3] = [
+pub(crate) const BENCH: [Need; 5] = [
+    ("curl", "curl"),
+    ("nft", "nftables"),
     ("nginx", "nginx-light"),
     ("wireguard-go", "wireguard-go"),
     ("wrk", "wrk"),

@@ -17,11 +17,16 @@ const PORT: u16 = 51820;
 const KEYS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
 
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
-/// are 10.99.0.1 and 10.99.0.2; it also takes packets between the former, if they are routed into it.
+/// are 10.99.0.1 and 10.99.0.2; it also takes packets between the former, and between `a` and an address beyond `b`, if they are
+/// routed into it.
 ///
 /// # Errors
 /// If the program does not start or refuses its configuration.
-pub fn wireguard_go(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+pub fn wireguard_go(
+    a: (&Host, IpAddr),
+    b: (&Host, IpAddr),
+    beyond: Option<IpAddr>,
+) -> Result<Tunnel> {
     let inside = [[10, 99, 0, 1], [10, 99, 0, 2]].map(IpAddr::from);
     let ends = [a, b];
     let [near, far] = [0, 1].map(|n| {
@@ -37,7 +42,7 @@ pub fn wireguard_go(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
             KEYS[n],
             KEYS[peer],
             endpoint,
-            inside[peer],
+            [Some(inside[peer]), beyond.filter(|_| n == 0)],
         )?;
         host.run(&format!("ip address add {}/24 dev {DEVICE}", inside[n]))?;
         host.run(&format!("ip link set {DEVICE} up"))?;
@@ -58,7 +63,7 @@ fn configure(
     private: [u8; 32],
     peer_private: [u8; 32],
     endpoint: SocketAddr,
-    peer_inside: IpAddr,
+    further: [Option<IpAddr>; 2],
 ) -> Result<()> {
     let path = host.run_dir().join(format!("wireguard/{DEVICE}.sock"));
     let connected = wait_for(HANG, "WireGuard's socket", || {
@@ -68,12 +73,14 @@ fn configure(
     let mut uapi =
         connected.with_context(|| format!("WireGuard's program ended: {}", process.stderr()))?;
     let peer = PublicKey::from(&StaticSecret::from(peer_private));
+    let allowed = { further.into_iter().flatten() }.map(|ip| format!("allowed_ip={ip}/32\n"));
     write!(
         uapi,
         "set=1\nprivate_key={}\nlisten_port={PORT}\npublic_key={}\n\
-         endpoint={endpoint}\nallowed_ip={peer_inside}/32\nallowed_ip={}/32\n\n",
+         endpoint={endpoint}\n{}allowed_ip={}/32\n\n",
         hexadecimal(&private),
         hexadecimal(peer.as_bytes()),
+        allowed.collect::<String>(),
         endpoint.ip()
     )
     .context("WireGuard's socket")?;

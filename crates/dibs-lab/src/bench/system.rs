@@ -74,8 +74,8 @@ pub(super) struct Contestant {
     pub(super) to: SocketAddr,
     pub(super) transport: Transport,
     pub(super) daemons: Option<[Dibsd; 2]>,
-    on_bump: bool,
-    _tunnel: Option<Tunnel>,
+    pub(super) on_bump: bool,
+    pub(super) tunnel: Option<Tunnel>,
 }
 
 /// What the counters say, to be compared before and after.
@@ -148,7 +148,7 @@ impl<'a> Place<'a> {
                 transport = Transport::Mptcp;
                 baseline::mptcp(&site.a, &site.b, &[addresses(1)[1]])?;
             }
-            System::WireguardGo => tunnel = Some(baseline::wireguard_go(ends[0], ends[1])?),
+            System::WireguardGo => tunnel = Some(baseline::wireguard_go(ends[0], ends[1], None)?),
             System::OpenVpn => tunnel = Some(baseline::openvpn_as_it_comes(ends[0], ends[1])?),
             System::Scramble => join("", RULE)?,
             System::Seal => {
@@ -165,7 +165,7 @@ impl<'a> Place<'a> {
             transport,
             daemons,
             on_bump: matches!(system, System::Scramble | System::Seal | System::Share),
-            _tunnel: tunnel,
+            tunnel,
             site,
         })
     }

@@ -70,7 +70,7 @@ impl Transport {
     }
 
     /// Connects from where the calling thread is.
-    pub(super) fn connect_here(self, address: SocketAddr) -> io::Result<TcpStream> {
+    pub(crate) fn connect_here(self, address: SocketAddr) -> io::Result<TcpStream> {
         let socket = self.socket(address)?;
         socket.connect_timeout(&address.into(), PATIENCE)?;
         settle(socket.into())

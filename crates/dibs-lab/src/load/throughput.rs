@@ -31,6 +31,7 @@ pub struct Throughput {
     bytes: u64,
     interval: Duration,
     streams: usize,
+    down: bool,
 }
 
 /// Report of a bulk transfer, as its receiver saw it.
@@ -102,6 +103,7 @@ impl Throughput {
             bytes: u64::MAX,
             interval: Duration::from_millis(100),
             streams: 1,
+            down: false,
         }
     }
 
@@ -147,6 +149,12 @@ impl Throughput {
         self
     }
 
+    /// To send from the listener to the host that connects.
+    pub fn down(mut self) -> Self {
+        self.down = true;
+        self
+    }
+
     /// Sends `from` one host `to` another, to the end.
     ///
     /// # Errors
@@ -164,6 +172,7 @@ impl Throughput {
         let pairs = (0..self.streams)
             .map(|_| self.pair(from, &listener))
             .collect::<Result<Vec<_>>>()?;
+        let (from, to) = if self.down { (to, from) } else { (from, to) };
         let mut transfer = Transfer {
             plan: self.clone(),
             from: from.clone(),
@@ -189,12 +198,17 @@ impl Throughput {
         Ok(transfer)
     }
 
+    /// A connection: the end that sends, and the other one.
     fn pair(&self, from: &Host, listener: &TcpListener) -> Result<(TcpStream, TcpStream)> {
         let near = self.transport.connect(from, self.to)?;
-        if let Some(name) = &self.congestion {
-            set_congestion(&near, name)?;
+        let mut ends = (near, accept(listener)?);
+        if self.down {
+            std::mem::swap(&mut ends.0, &mut ends.1);
         }
-        Ok((near, accept(listener)?))
+        if let Some(name) = &self.congestion {
+            set_congestion(&ends.0, name)?;
+        }
+        Ok(ends)
     }
 
     fn send(&self, mut stream: TcpStream, start: Instant, stop: &AtomicBool) -> Result<Sent> {
