@@ -133,24 +133,26 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     })
 }
 
-/// dibs beside the sum of both uplinks, and beside the others.
+/// dibs beside the sum of what each uplink makes alone, and beside the others; the medians of the rounds' ratios.
 fn ratios(all: &Turns<Turn>) -> Vec<Ratio> {
     let dibs = Road::Exit.label();
-    let sum: f64 = UPLINKS.iter().map(|(rate, _)| *rate as f64 * 1e6).sum();
-    let of_sum = |what: &str, value: fn(&Turn) -> f64| {
-        let turns = all.iter().find(|(label, _)| *label == dibs)?;
-        let value = super::median(turns.1.iter().map(value)) / sum;
-        Some(Ratio::new(format!("{what}: {dibs} / the sum of both rates"), value).least(0.93))
+    let of = |road: Road| {
+        let found = all.iter().find(|(label, _)| *label == road.label());
+        found.map_or(&[][..], |(_, turns)| turns)
     };
-    let mut ratios: Vec<Ratio> = [
+    let of_sum = |what: &str, rate: fn(&Turn) -> f64| {
+        let alone = of(Road::Uplink(0)).iter().zip(of(Road::Uplink(1)));
+        let both = of(Road::Exit).iter().zip(alone);
+        let ratio = both.map(|(dibs, (first, second))| rate(dibs) / (rate(first) + rate(second)));
+        let what = format!("{what}: {dibs} / the sum of both uplinks alone");
+        Ratio::new(what, super::median(ratio)).least(0.93)
+    };
+    let mut ratios = vec![
         of_sum("one stream down", |turn| turn.down),
         of_sum("one stream up", |turn| turn.up),
         of_sum("ten streams down", |turn| turn.many_down),
         of_sum("ten streams up", |turn| turn.many_up),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+    ];
     for other in [Road::Uplink(0), Road::WireguardGo, Road::Proxies] {
         let beside = |what, value| Ratio::beside(all, what, (dibs, other.label()), value);
         ratios.extend(beside("one stream down", |turn| turn.down));
@@ -302,7 +304,7 @@ fn exit(stage: &Stage<'_>, home: &Host, server: &Host) -> Result<[dibs::Dibsd; 2
     near.configure(&configuration(&paths, &peer, settings))?;
     far.configure(&format!(
         "[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\nstate_dir = \"/run/dibs/lib\"\nexit = true\n{}\n\
-         [[path]]\nname = \"wan\"\ninterface = \"wan0\"\ntrust = \"untrusted\"\n\
+         [[path]]\nname = \"wan\"\ninterface = \"wan0\"\ntrust = \"trusted\"\n\
          [[peer]]\nname = \"home\"\npublic_key = \"{near_key}\"\nappears_as = [\"10.77.0.2\"]\n",
         scheduler.unwrap_or_default()
     ))?;
