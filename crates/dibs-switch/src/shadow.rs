@@ -122,6 +122,16 @@ impl Shadow {
         }
     }
 
+    /// The connection left plain when this end stood so. What is known from before says less, unless something was shown since.
+    pub fn handle_left(&mut self, plain: Numbers) {
+        if self.shown.is_none() && !self.is_heard {
+            self.heard = Some(Numbers {
+                given: plain.acked,
+                acked: plain.given,
+            });
+        }
+    }
+
     /// The other end was heard in plain.
     pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
         self.heard_at = now;

@@ -99,6 +99,10 @@ pub(super) enum Command {
         peer: usize,
         ours: FlowKey,
     },
+    Enter {
+        bump: BumpId,
+        tuple: FlowKey,
+    },
     Solicit {
         bump: BumpId,
         tuple: FlowKey,
@@ -327,6 +331,11 @@ impl Driver {
             tuple,
             outstanding,
         })
+    }
+
+    /// Notes that a connection is about to come to `bump` from elsewhere.
+    pub fn enter(&self, bump: BumpId, tuple: FlowKey) -> Result<(), Gone> {
+        self.send(Command::Enter { bump, tuple })
     }
 
     /// Has this host's kernel say by `bump` where a connection stands.

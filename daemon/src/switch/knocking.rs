@@ -517,11 +517,11 @@ impl Shown {
         }
         let (mut shadows, at) = (daemon.host.shadows.borrow_mut(), now());
         for (pair, conn) in latest {
-            let plain = conn
-                .entered
-                .map(|(given, acked)| shadow::Numbers { given, acked });
             let shadow = shadows.entry(pair);
-            let shadow = shadow.or_insert_with(|| Shadow::new(self.pairs[&pair], plain, at));
+            let shadow = shadow.or_insert_with(|| Shadow::new(self.pairs[&pair], None, at));
+            if let Some((given, acked)) = conn.entered {
+                shadow.handle_left(shadow::Numbers { given, acked });
+            }
             if let Some(((_, acked), given)) = conn.stands.zip(conn.given)
                 && let Some(numbers) = shadow.poll(shadow::Numbers { given, acked }, at)
             {

@@ -186,6 +186,10 @@ async fn put_one(
         }
         return marked.map(|_| bump);
     };
+    if new.was != bump {
+        // Without the data path nothing is known of it.
+        let _ = daemon.driver.enter(id, pair);
+    }
     let installed = !daemon.state.borrow().installed.is_empty();
     let marked = conntrack.set_mark(&pair, value, mask).await?;
     if !marked && installed {

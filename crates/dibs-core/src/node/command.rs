@@ -247,6 +247,19 @@ impl Node {
         self.solicit(bump, tuple);
     }
 
+    /// Notes that a connection is about to come to `bump` from elsewhere, so what is known of an earlier time there says nothing any
+    /// more. `tuple` is as the local host sends.
+    pub fn enter(&mut self, bump: BumpId, tuple: FlowKey) {
+        let peer = route_conn(&mut self.peers, &tuple);
+        let conn = peer.and_then(|peer| {
+            let key = peer.flows.find(tuple, bump)?;
+            peer.flows.get_mut(key)
+        });
+        if let Some(conn) = conn {
+            conn.compare_anew();
+        }
+    }
+
     /// Has the local kernel say by `bump` where a connection stands. `tuple` is as the local host
     /// sends; the connection has to exist, or the kernel answers with a reset.
     pub fn solicit(&mut self, bump: BumpId, tuple: FlowKey) {
@@ -254,11 +267,8 @@ impl Node {
         let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
-        let known = peer.flows.find(tuple, bump);
-        if let Some(conn) = known.and_then(|key| peer.flows.get_mut(key)) {
-            conn.compare_anew();
-        }
-        let conn = known.and_then(|key| peer.flows.get(key));
+        let conn = peer.flows.find(tuple, bump);
+        let conn = conn.and_then(|key| peer.flows.get(key));
         solicit::solicit(shared, bump, tuple, conn);
     }
 

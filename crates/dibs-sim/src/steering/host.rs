@@ -38,6 +38,8 @@ pub(super) enum Command {
     Drain(FlowKey),
     /// A connection is to go on.
     EndDrain(FlowKey),
+    /// A connection comes to this bump from elsewhere.
+    Enter(FlowKey, BumpId),
     /// The kernel is to say where a connection stands that is on this bump.
     Solicit(FlowKey, BumpId),
 }
@@ -495,8 +497,10 @@ impl Host {
         }
         chains.set_lock(&pair, lock);
         daemon.look_at = Some(self.now.get());
-        if bump.is_none() {
-            self.command(Command::EndDrain(pair));
+        match bump {
+            None => self.command(Command::EndDrain(pair)),
+            Some(bump) if new.was != Some(bump) => self.command(Command::Enter(pair, bump)),
+            Some(_) => {}
         }
     }
 
