@@ -34,6 +34,9 @@ const MOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Words for a connection whose numbers something in plain changes.
 const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
      them?), so no bump can carry it";
+/// Words for a connection that the peer moved on before this host saw anything of it.
+const TAKEN_BACK: &str = "the peer moved it elsewhere at the same time; if it does so again, something between the two hosts changes \
+     TCP's sequence numbers, as dibsctl events says there";
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -393,10 +396,12 @@ async fn take_back_renumbered(
         .iter()
         .filter(|conn| conn.renumbered && conn.bump == bump);
     let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
-    for (live, outcome) in moved {
-        if outcome.is_ok() && renumbered.contains(&live.pair) {
+    for (live, outcome) in moved.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
+        if renumbered.contains(&live.pair) {
             take_back(daemon, bump, live).await?;
             *outcome = Err(RENUMBERED.to_owned());
+        } else if daemon.state.borrow().conns.get(&live.pair).marked() != Some(bump) {
+            *outcome = Err(TAKEN_BACK.to_owned());
         }
     }
     Ok(())
