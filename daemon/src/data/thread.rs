@@ -409,8 +409,7 @@ impl DataPath {
             // Whoever asked may have given up waiting for the answer.
             match command {
                 Command::AddTun { bump, tun, done } => {
-                    let added = self.add_tun(bump, *tun);
-                    let _ = done.send(added);
+                    let _ = done.send(self.add_tun(bump, *tun));
                 }
                 Command::RemoveTun { bump, done } => {
                     let tun = self.tuns[place(bump)].take();

@@ -15,7 +15,6 @@ use dibs_wire::FlowKey;
 
 use crate::control::{Caller, Progress, refused};
 use crate::host::live::{Heard, Live};
-use crate::host::process::now;
 use crate::kernel::connections::Refused;
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
@@ -29,11 +28,6 @@ const SEEN_WITHIN: Duration = Duration::from_secs(1);
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1200);
 /// A connection that moves no byte for as long is taken to be idle.
 const IDLE_AFTER: Duration = Duration::from_millis(150);
-/// How long a move may take that is in the way of another one.
-const MOVED_WITHIN: Duration = Duration::from_secs(5);
-/// Words for a connection whose numbers something in plain changes.
-const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
-     them?), so no bump can carry it";
 /// Words for a connection that the peer moved on before this host saw anything of it.
 const TAKEN_BACK: &str = "the peer moved it elsewhere at the same time; if it does so again, something between the two hosts changes \
      TCP's sequence numbers, as dibsctl events says there";
@@ -101,7 +95,7 @@ pub(crate) async fn refused_here(
             "the device of this bump sends its own packets over this connection"
         } else if live.bound {
             "its socket is bound to a device, so it cannot move: start its program without that option"
-        } else if is_moving(daemon, live) {
+        } else if sessions::is_moving(daemon, live) {
             "it is moving already: repeat the command when that is done"
         } else {
             continue;
@@ -110,12 +104,6 @@ pub(crate) async fn refused_here(
     }
     connections::spread(lives, &mut refused);
     Ok(refused)
-}
-
-fn is_moving(daemon: &Daemon, live: &Live) -> bool {
-    let state = daemon.state.borrow();
-    let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    choice.is_some_and(|choice| choice.pending)
 }
 
 /// Outcome of a choice, for the user.
@@ -398,63 +386,11 @@ async fn take_back_renumbered(
     let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
     for (live, outcome) in moved.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
         if renumbered.contains(&live.pair) {
-            take_back(daemon, bump, live).await?;
-            *outcome = Err(RENUMBERED.to_owned());
+            sessions::take_back(daemon, bump, live).await?;
+            *outcome = Err(sessions::RENUMBERED.to_owned());
         } else if daemon.state.borrow().conns.get(&live.pair).marked() != Some(bump) {
             *outcome = Err(TAKEN_BACK.to_owned());
         }
-    }
-    Ok(())
-}
-
-/// Takes a connection that the data path found to be renumbered back to plain, and says so.
-pub(crate) async fn leave_renumbered(
-    daemon: &Daemon,
-    bump: BumpId,
-    pair: FlowKey,
-) -> anyhow::Result<()> {
-    let lives = connections::sockets_of(&daemon.kernel, &[pair]).await?;
-    let Some(live) = lives.get(&pair) else {
-        return Ok(());
-    };
-    let required = {
-        let state = daemon.state.borrow();
-        state.ruling(live).requirement().map(required_by)
-    };
-    let then = match &required {
-        None => "it is in plain".to_owned(),
-        Some(required) => format!("it stays and moves nothing: {required}"),
-    };
-    if required.is_none() {
-        take_back(daemon, bump, live).await?;
-    }
-    let name = daemon.bumps.name_of(Some(bump));
-    daemon.events.tell_of_conns(
-        std::iter::once(live.uid),
-        "renumbered",
-        |_| format!("{pair} does not get on by {name}: {RENUMBERED}; {then}"),
-        &[("bump", name.to_owned())],
-    );
-    Ok(())
-}
-
-/// Takes a connection from this bump, to which it came a moment ago, back to plain.
-async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> anyhow::Result<()> {
-    let start = tokio::time::Instant::now();
-    while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    let is_there = {
-        let state = daemon.state.borrow();
-        let conn = state.conns.get(&live.pair);
-        conn.marked() == Some(bump) && conn.has_proof(now())
-    };
-    if is_there {
-        let plain = Goal {
-            bump: None,
-            force: true,
-        };
-        choose(daemon, &[*live], plain, &Progress::default()).await?;
     }
     Ok(())
 }
