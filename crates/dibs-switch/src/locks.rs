@@ -47,6 +47,8 @@ enum State {
     /// Nothing is known.
     #[default]
     Open,
+    /// The peer is asked whether it is on the bump too.
+    Asked { bump: BumpId },
     /// The peer is not on the bump; it is not asked again before.
     Refused { bump: BumpId, until: Time },
     /// The peer is on the bump too; locked from then on.
@@ -59,7 +61,8 @@ enum State {
 
 impl Lock {
     /// Takes the answer of the peer to the question whether it has the connection on `bump`. `stays_on`: where this end
-    /// has it by now. Without an answer nobody confirms anything. True if the kernel is to be told that it is locked no more.
+    /// has it by now. Without an answer nobody confirms anything, nor by one that was overtaken: the lock was
+    /// [released](Self::release) since the peer was asked. True if the kernel is to be told that it is locked no more.
     pub fn handle_answer(
         &mut self,
         bump: BumpId,
@@ -69,11 +72,24 @@ impl Lock {
     ) -> bool {
         let was = self.locked();
         match answer {
-            Ok((Outcome::Done, _)) if stays_on == Some(bump) => self.confirm(bump, now),
-            Ok((Outcome::Done, _)) | Err(_) => {}
+            Ok((Outcome::Done, _)) if stays_on == Some(bump) && self.bump() == Some(bump) => {
+                self.confirm(bump, now);
+            }
+            Ok((Outcome::Done, _)) | Err(_) => {
+                if self.0 == (State::Asked { bump }) {
+                    self.release();
+                }
+            }
             Ok(_) => self.refuse(bump, now),
         }
         was != self.locked()
+    }
+
+    /// The peer is about to be asked whether it has the connection on `bump`.
+    pub fn ask(&mut self, bump: BumpId) {
+        if self.is_unconfirmed() {
+            self.0 = State::Asked { bump };
+        }
     }
 
     /// Both ends are on `bump`: this one [answered](answer) so.
@@ -96,14 +112,18 @@ impl Lock {
     }
 
     fn is_unconfirmed(&self) -> bool {
-        matches!(self.0, State::Open | State::Refused { .. })
+        matches!(
+            self.0,
+            State::Open | State::Asked { .. } | State::Refused { .. }
+        )
     }
 
     /// The bump that something is known of.
     fn bump(&self) -> Option<BumpId> {
         match self.0 {
             State::Open => None,
-            State::Refused { bump, .. }
+            State::Asked { bump }
+            | State::Refused { bump, .. }
             | State::Confirmed { bump, .. }
             | State::Locked { bump }
             | State::Adopted { bump } => Some(bump),
@@ -152,7 +172,7 @@ impl Lock {
     pub fn wants_asking(&self, bump: BumpId, now: Time) -> bool {
         match self.0 {
             _ if self.bump() != Some(bump) => true,
-            State::Open | State::Adopted { .. } => true,
+            State::Open | State::Asked { .. } | State::Adopted { .. } => true,
             State::Refused { until, .. } => until <= now,
             State::Confirmed { .. } | State::Locked { .. } => false,
         }
@@ -240,6 +260,16 @@ mod tests {
         // Nor by the time of an earlier stay.
         lock.confirm(bump(1), START + GRACE / 2);
         assert_eq!(lock.lock_due(START + GRACE, on), None);
+    }
+
+    #[test]
+    fn an_answer_from_before_a_release_confirms_nothing() {
+        let mut lock = Lock::default();
+        lock.ask(bump(1));
+        lock.release();
+        let answer = Ok((Outcome::Done, 0));
+        assert!(!lock.handle_answer(bump(1), answer, BumpId::new(1), START));
+        assert_eq!(lock, Lock::default());
     }
 
     #[test]
@@ -357,6 +387,7 @@ mod tests {
         ] {
             assert_eq!(answer(bump(1), &named, here), outcome);
             let mut lock = Lock::default();
+            lock.ask(bump(1));
             assert!(!lock.handle_answer(bump(1), Ok(outcome), BumpId::new(1), START));
             let confirmed = outcome.0 == Outcome::Done;
             assert_eq!(lock.due().is_some(), confirmed);
@@ -368,6 +399,7 @@ mod tests {
             (Err(Unanswered::Silent), BumpId::new(1)),
         ] {
             let mut lock = Lock::default();
+            lock.ask(bump(1));
             assert!(!lock.handle_answer(bump(1), answer, stays_on, START));
             assert_eq!(lock, Lock::default());
         }

@@ -48,6 +48,9 @@ pub async fn ask<M: Machine>(m: &M, peer: usize, asked: &Unconfirmed) -> Result<
             // about others.
             let rests = |conn: &&Meant| m.conns(|known| known.get(&conn.pair).rests());
             let conns: Vec<Meant> = conns.iter().filter(rests).copied().collect();
+            for Meant { pair, .. } in &conns {
+                update(m, pair, |conn| conn.lock.ask(*bump));
+            }
             let body = |named: &[(usize, Named)]| Body::Confirm {
                 bump: *bump,
                 conns: named.iter().map(|(_, named)| *named).collect(),
