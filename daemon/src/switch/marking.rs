@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dibs_config::Level;
 use dibs_control::RuleOrigin;
@@ -11,10 +12,11 @@ use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Socket};
-use dibs_switch::engine::Mark;
 use dibs_switch::engine::entries::Ends;
+use dibs_switch::engine::{Goal, Mark, choices};
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
+use tokio::time::{Instant, sleep};
 
 use crate::data::bumps::marks;
 use crate::host::live::Live;
@@ -25,6 +27,14 @@ use crate::switch::{Daemon, State, Task};
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
+
+/// Time that a move may take that is in the way of another one.
+const MOVED_WITHIN: Duration = Duration::from_secs(5);
+/// Words for a connection whose numbers something in plain changes.
+pub(crate) const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
+     them?), so no bump can carry it";
+/// Time between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Why the kernel did not take a mark: one reason may stand in the way of many.
 pub(crate) type MarkError = Arc<dibs_policy::Error>;
@@ -525,4 +535,60 @@ pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
                 || daemon.host.published.borrow().contains_key(pair)
         })
         .collect()
+}
+
+/// Takes a connection that the data path found to be renumbered back to plain, and says so.
+pub(crate) async fn leave_renumbered(
+    daemon: &Daemon,
+    bump: BumpId,
+    pair: FlowKey,
+) -> anyhow::Result<()> {
+    let lives = connections::sockets_of(&daemon.kernel, &[pair]).await?;
+    let Some(live) = lives.get(&pair) else {
+        return Ok(());
+    };
+    let then = match take_back(daemon, bump, live).await? {
+        true => "it is in plain",
+        false => {
+            "it stays and moves nothing, because a rule requires that, or plain was not seen to carry it"
+        }
+    };
+    let name = daemon.bumps.name_of(Some(bump));
+    daemon.events.tell_of_conns(
+        std::iter::once(live.uid),
+        "renumbered",
+        |_| format!("{pair} does not get on by {name}: {RENUMBERED}; {then}"),
+        &[("bump", name.to_owned())],
+    );
+    Ok(())
+}
+
+/// Takes a connection from this bump, to which it came from plain a moment ago, back there, unless a rule requires the bump; true if
+/// it is there no more.
+pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> anyhow::Result<bool> {
+    let start = Instant::now();
+    while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
+        sleep(LOOK_EVERY).await;
+    }
+    let is_there = || daemon.state.borrow().conns.get(&live.pair).marked() == Some(bump);
+    let may_leave = {
+        let state = daemon.state.borrow();
+        let is_proved = state.conns.get(&live.pair).has_proof(now());
+        is_proved && state.ruling(live).requirement().is_none()
+    };
+    if is_there() && may_leave {
+        let plain = Goal {
+            bump: None,
+            force: true,
+        };
+        choices::choose(daemon, &[*live], plain, |_, _| {}).await?;
+    }
+    Ok(!is_there())
+}
+
+/// True if a choice for a connection is under way.
+pub(crate) fn is_moving(daemon: &Daemon, live: &Live) -> bool {
+    let state = daemon.state.borrow();
+    let choice = state.conns.get(&live.pair).choice.of(live.socket);
+    choice.is_some_and(|choice| choice.pending)
 }

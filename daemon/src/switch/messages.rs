@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, knocking, listing, sessions, startup, steering};
+use crate::switch::{Daemon, Task, knocking, listing, marking, sessions, startup, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -398,7 +398,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
         Event::Renumbered { bump, tuple } => {
             let daemon = Rc::clone(daemon);
             tokio::task::spawn_local(async move {
-                if let Err(error) = sessions::leave_renumbered(&daemon, bump, tuple).await {
+                if let Err(error) = marking::leave_renumbered(&daemon, bump, tuple).await {
                     tracing::warn!("{tuple} cannot leave a bump that does not carry it: {error:#}");
                 }
             });

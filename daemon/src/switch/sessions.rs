@@ -16,11 +16,10 @@ use dibs_core::node::{PeerSnapshot, SilentPort};
 use dibs_core::session;
 use dibs_policy::sockets;
 use dibs_settings::BumpId;
-use dibs_switch::engine::{Goal, choices, tells};
+use dibs_switch::engine::tells;
 use dibs_switch::messages::{Body, Unanswered};
 use dibs_switch::silence::{Change, Port};
 use dibs_switch::{engine, rules};
-use dibs_wire::FlowKey;
 use ipnet::IpNet;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -28,18 +27,8 @@ use tokio::time::{Instant, sleep_until};
 use crate::data::Gone;
 use crate::data::bumps::of_mask;
 use crate::host::live::Live;
-use crate::host::process::now;
-use crate::kernel::connections;
 use crate::rulebook::rules::Rule;
 use crate::switch::{Daemon, Task};
-
-/// How long a move may take that is in the way of another one.
-const MOVED_WITHIN: Duration = Duration::from_secs(5);
-/// Words for a connection whose numbers something in plain changes.
-pub(crate) const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
-     them?), so no bump can carry it";
-/// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// How a peer stands: a session alone does not mean that it answers.
 pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
@@ -451,66 +440,6 @@ pub(crate) fn silence_reason(daemon: &Daemon, live: &Live, bump: Option<BumpId>)
     let peers = &daemon.state.borrow().peers;
     let is_silent = peers[live.peer].silent_there.contains(port);
     is_silent.then(|| THERE.text(daemon, live.peer, port))
-}
-
-/// Takes a connection that the data path found to be renumbered back to plain, and says so.
-pub(crate) async fn leave_renumbered(
-    daemon: &Daemon,
-    bump: BumpId,
-    pair: FlowKey,
-) -> anyhow::Result<()> {
-    let lives = connections::sockets_of(&daemon.kernel, &[pair]).await?;
-    let Some(live) = lives.get(&pair) else {
-        return Ok(());
-    };
-    let required = {
-        let state = daemon.state.borrow();
-        let required = state.ruling(live).requirement();
-        required.map(|rule| format!("rule {} requires {}", rule.id, rule.bump))
-    };
-    let then = match &required {
-        None => "it is in plain".to_owned(),
-        Some(required) => format!("it stays and moves nothing: {required}"),
-    };
-    if required.is_none() {
-        take_back(daemon, bump, live).await?;
-    }
-    let name = daemon.bumps.name_of(Some(bump));
-    daemon.events.tell_of_conns(
-        std::iter::once(live.uid),
-        "renumbered",
-        |_| format!("{pair} does not get on by {name}: {RENUMBERED}; {then}"),
-        &[("bump", name.to_owned())],
-    );
-    Ok(())
-}
-
-/// Takes a connection from this bump, to which it came a moment ago, back to plain.
-pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> anyhow::Result<()> {
-    let start = Instant::now();
-    while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    let is_there = {
-        let state = daemon.state.borrow();
-        let conn = state.conns.get(&live.pair);
-        conn.marked() == Some(bump) && conn.has_proof(now())
-    };
-    if is_there {
-        let plain = Goal {
-            bump: None,
-            force: true,
-        };
-        choices::choose(daemon, &[*live], plain, |_, _| {}).await?;
-    }
-    Ok(())
-}
-
-/// True if a choice for a connection is under way.
-pub(crate) fn is_moving(daemon: &Daemon, live: &Live) -> bool {
-    let state = daemon.state.borrow();
-    let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    choice.is_some_and(|choice| choice.pending)
 }
 
 #[cfg(test)]

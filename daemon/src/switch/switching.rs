@@ -95,7 +95,7 @@ pub(crate) async fn refused_here(
             "the device of this bump sends its own packets over this connection"
         } else if live.bound {
             "its socket is bound to a device, so it cannot move: start its program without that option"
-        } else if sessions::is_moving(daemon, live) {
+        } else if marking::is_moving(daemon, live) {
             "it is moving already: repeat the command when that is done"
         } else {
             continue;
@@ -386,8 +386,8 @@ async fn take_back_renumbered(
     let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
     for (live, outcome) in moved.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
         if renumbered.contains(&live.pair) {
-            sessions::take_back(daemon, bump, live).await?;
-            *outcome = Err(sessions::RENUMBERED.to_owned());
+            marking::take_back(daemon, bump, live).await?;
+            *outcome = Err(marking::RENUMBERED.to_owned());
         } else if daemon.state.borrow().conns.get(&live.pair).marked() != Some(bump) {
             *outcome = Err(TAKEN_BACK.to_owned());
         }

@@ -30,7 +30,7 @@ use host::Host;
 /// Where the daemon reads it, if nothing else is said.
 const CONFIG: &str = "/etc/dibs/dibsd.toml";
 
-/// What a sysctl is set to.
+/// Value of a sysctl, by its name with dots.
 pub(crate) fn sysctl(name: &str) -> Option<String> {
     host::sysctl(&name.replace('.', "/"))
 }

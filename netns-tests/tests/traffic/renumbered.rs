@@ -59,7 +59,7 @@ fn renumber(router: &Host, ports: [u16; 2]) -> Result<()> {
     Ok(())
 }
 
-/// It hung for ever, and `enable` said that it had moved.
+/// Without a comparison the connection hung for ever, and `enable` said that it had moved.
 #[test]
 fn a_connection_that_a_firewall_renumbers_goes_on_in_plain() {
     isolated(|| {

@@ -285,7 +285,7 @@ impl Decoders for IncomingDecoders<'_> {
     }
 }
 
-/// Numbers of both kernels since a connection came to a bump, until they are seen to fit.
+/// Numbers of both kernels since a connection came to a bump, until it is idle and they were seen to fit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Numbers {
     acked: Option<SeqNumber>,
@@ -531,7 +531,7 @@ impl Conn {
         if moves_on(self.sent_end, end) {
             self.sent_end = Some(end);
         }
-        // As of the peer's segments.
+        // Without resets, as in `compare_with`.
         let numbers = self.numbers.as_mut();
         if let Some(numbers) = numbers.filter(|_| !segment.has(flags::RST)) {
             numbers.acked = segment.has(flags::ACK).then_some(segment.ack);

@@ -323,23 +323,12 @@ fn proxies(congestion: &str, home: &Host, server: &Host) -> Result<()> {
         "ip mptcp endpoint add {second} dev {UNTRUSTED} subflow"
     ))?;
     for port in [PORT, PAGE] {
-        let (here, far) = (
-            SocketAddr::from((SERVER, port)),
-            SocketAddr::from((WEB, port)),
-        );
-        relay(
-            server,
-            (Transport::Mptcp, here),
-            (Transport::Tcp, far),
-            congestion,
-        )?;
-        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        relay(
-            home,
-            (Transport::Tcp, local),
-            (Transport::Mptcp, here),
-            congestion,
-        )?;
+        let at = |ip: Ipv4Addr| SocketAddr::from((ip, port));
+        let between = (Transport::Mptcp, at(SERVER));
+        let far = (Transport::Tcp, at(WEB));
+        relay(server, between, far, congestion)?;
+        let local = (Transport::Tcp, at(Ipv4Addr::LOCALHOST));
+        relay(home, local, between, congestion)?;
     }
     Ok(())
 }
