@@ -99,8 +99,8 @@ impl Waiting {
 /// Limits below which CoDel does not act on a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Bytes that the flow may send each time that it is its turn.
-    pub turn: usize,
+    /// Bytes that are sent at once.
+    pub burst: usize,
     /// Acceptable standing delay.
     pub target: Duration,
 }
@@ -177,15 +177,15 @@ impl Queue {
             return Verdict::Pass;
         };
         let sojourn = now.since(head.arrived);
-        let short = self.is_short(patience.turn);
+        let short = self.is_short(patience.burst);
         self.codel.judge(now, sojourn, short, patience)
     }
 
-    /// Whether no more waits than goes with the next turn: among many flows that may be long from now, and a sender
-    /// can do nothing about it.
-    fn is_short(&self, turn: usize) -> bool {
+    /// Whether no more waits than goes at once: among many flows that may be long from now, and a sender can do nothing
+    /// about it.
+    fn is_short(&self, burst: usize) -> bool {
         let head = self.items.front().map_or(0, |head| head.rest.mss);
-        self.bytes() <= turn.max(2 * head.max(1500))
+        self.bytes() <= burst.max(2 * head.max(1500))
     }
 
     /// Takes `len` payload bytes off the head, which leaves when it is empty.
@@ -210,7 +210,7 @@ impl Queue {
     /// True if there is a packet at the head that CoDel has nothing to say of.
     pub fn passes(&mut self, now: Time, patience: Patience) -> bool {
         let waited = self.items.front().map(|head| now.since(head.arrived));
-        let silent = waited.is_some_and(|t| t < patience.target || self.is_short(patience.turn));
+        let silent = waited.is_some_and(|t| t < patience.target || self.is_short(patience.burst));
         silent && self.judge(now, patience) == Verdict::Pass
     }
 
@@ -362,7 +362,7 @@ mod tests {
     const SEQ: SeqNumber = SeqNumber::new(0);
 
     const USUAL: Patience = Patience {
-        turn: 16 << 10,
+        burst: 16 << 10,
         target: TARGET,
     };
 

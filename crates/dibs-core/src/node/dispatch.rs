@@ -214,7 +214,7 @@ impl Node {
                 match taken {
                     Taken::Done => shared.pool.give(buffer),
                     Taken::Queue(payload) => {
-                        let queued = (buffer, peer.paths.quantum());
+                        let queued = (buffer, peer.paths.turn());
                         let flows = &mut peer.flows;
                         peer.queues.fq.enqueue(now, shared, flows, payload, queued);
                     }

@@ -92,7 +92,7 @@ impl FairQueue {
         shared: &mut Shared,
         conns: &mut FlowTable,
         payload: SegmentPayload,
-        (buffer, quantum): (Buffer, usize),
+        (buffer, turn): (Buffer, usize),
     ) {
         let SegmentPayload {
             conn: key,
@@ -137,12 +137,12 @@ impl FairQueue {
         let out = &mut conn.out;
         self.dropped
             .on_retransmitted(&mut shared.pool, key, seq, len);
-        self.schedule(key, out, quantum);
+        self.schedule(key, out, turn);
     }
 
     /// Something is queued of a flow: it gets its turns.
-    fn schedule(&mut self, key: Key, out: &mut Outgoing, quantum: usize) {
-        if out.schedule.begin(quantum) {
+    fn schedule(&mut self, key: Key, out: &mut Outgoing, turn: usize) {
+        if out.schedule.begin(turn) {
             self.lists.push_back(List::New, key);
         }
     }
@@ -175,7 +175,7 @@ impl FairQueue {
         &mut self,
         now: Time,
         conns: &mut FlowTable,
-        (quantum, more_comes): (usize, bool),
+        (turn, more_comes): (usize, bool),
         list: List,
         passed: &mut usize,
     ) -> Option<Key> {
@@ -187,7 +187,7 @@ impl FairQueue {
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
             if conn.out.schedule.is_spent() {
-                conn.out.schedule.refill(quantum);
+                conn.out.schedule.refill(turn);
                 self.end_turn(list);
                 *passed = 0;
                 continue;
@@ -291,9 +291,9 @@ impl FairQueue {
                 shared.pool.give(buffer);
             }
         }
-        while !self.dropped.has_room(&kept) && self.requeue_first(now, shared, conns, patience.turn)
-        {
-        }
+        while !self.dropped.has_room(&kept)
+            && self.requeue_first(now, shared, conns, patience.burst)
+        {}
         self.dropped.keep(key, kept);
         !withholds
     }
@@ -309,10 +309,10 @@ impl FairQueue {
         now: Time,
         shared: &mut Shared,
         conns: &mut FlowTable,
-        quantum: usize,
+        turn: usize,
     ) {
         while self.dropped.first_due().is_some_and(|due| due <= now) {
-            self.requeue_first(now, shared, conns, quantum);
+            self.requeue_first(now, shared, conns, turn);
         }
     }
 
@@ -322,7 +322,7 @@ impl FairQueue {
         now: Time,
         shared: &mut Shared,
         conns: &mut FlowTable,
-        quantum: usize,
+        turn: usize,
     ) -> bool {
         let Some((key, kept)) = self.dropped.take_first() else {
             return false;
@@ -335,7 +335,7 @@ impl FairQueue {
         self.backlog += kept.len;
         out.queue.push_front(now, kept.buffer, kept.seq, kept.len);
         shared.count(Counter::CodelReturned);
-        self.schedule(key, out, quantum);
+        self.schedule(key, out, turn);
         true
     }
 }

@@ -22,8 +22,10 @@ use crate::path_index::PathIndex;
 use crate::session::PathId;
 use crate::time::Time;
 
-/// What a flow may send in one round, at most.
-const MAX_QUANTUM: usize = 16 * 1024;
+/// Bytes that a flow may send in one round, at most.
+const MAX_TURN: usize = 32 * 1024;
+/// Bytes up to which a queue is short, at most.
+const MAX_BURST: usize = 16 * 1024;
 /// The wait before a path that could not be had is asked for again.
 const REDIAL: Duration = Duration::from_secs(1);
 /// A path by which nothing goes is asked whether it is still there: after the first of these, and then after as long
@@ -124,10 +126,16 @@ impl PathSet {
         self.links.iter_mut().find(|link| link.id == id)
     }
 
-    /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
-    pub(super) fn quantum(&self) -> usize {
+    /// Bytes that a flow may send in one round: a turn of the fastest path, so that none takes long.
+    pub(super) fn turn(&self) -> usize {
+        let turns = self.iter().map(|link| link.path.turn());
+        turns.max().unwrap_or(MAX_TURN).min(MAX_TURN)
+    }
+
+    /// Bytes that the fastest path sends at once.
+    pub(super) fn burst(&self) -> usize {
         let bursts = self.iter().map(|link| link.path.quantum());
-        bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
+        bursts.max().unwrap_or(MAX_BURST).min(MAX_BURST)
     }
 
     /// The round trips of the shortest and the longest active path.

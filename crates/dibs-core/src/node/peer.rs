@@ -574,10 +574,10 @@ impl Peer {
         self.queues
             .lost
             .handle_timeout(now, &mut shared.pool, &self.flows, &mut self.in_flight);
-        let quantum = self.paths.quantum();
+        let turn = self.paths.turn();
         self.queues
             .fq
-            .handle_timeout(now, shared, &mut self.flows, quantum);
+            .handle_timeout(now, shared, &mut self.flows, turn);
         let (receiver, mut cx) = self.receiving(now, shared);
         receiver.handle_timeout(&mut cx);
         let (flows, paths) = (&mut self.flows, &self.paths);

@@ -320,6 +320,11 @@ impl Path {
         self.pacer.quantum() as usize
     }
 
+    /// Bytes that one flow may send before it is another one's turn.
+    pub const fn turn(&self) -> usize {
+        self.pacer.turn() as usize
+    }
+
     /// Bytes a second that the path is expected to deliver.
     pub fn expected_rate(&self) -> u64 {
         self.bbr

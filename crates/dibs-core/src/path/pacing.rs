@@ -12,6 +12,9 @@ const MAX_QUANTUM: u64 = 64 * 1024;
 /// Binary places of the time that a byte takes.
 const SCALE: u32 = 20;
 
+/// Milliseconds for which a flow has the path before it is another one's turn.
+const TURN: u64 = 6;
+
 /// Releases bytes at a rate, in bursts.
 #[derive(Debug)]
 pub(super) struct Pacer {
@@ -48,6 +51,18 @@ impl Pacer {
     /// Bytes a second.
     pub(super) const fn rate(&self) -> u64 {
         self.rate
+    }
+
+    /// Bytes of a turn: what is sent in some milliseconds, at least a burst. Objects of a page, which are about as long,
+    /// then come one after another. With shorter turns they would all come when the last one does, and whoever asks for
+    /// more after each one would leave the path idle for a round trip.
+    pub(super) const fn turn(&self) -> u64 {
+        let in_ticks = self.rate / 1000 * TURN;
+        if in_ticks < self.quantum {
+            self.quantum
+        } else {
+            in_ticks
+        }
     }
 
     /// Bytes of a burst.

@@ -70,6 +70,8 @@ pub(super) struct Round<'a> {
     queues: &'a mut Queues,
     /// Bytes that the peer can hold.
     store: usize,
+    /// Bytes that a flow may send in one round.
+    turn: usize,
     /// Limits below which CoDel leaves a flow's queue alone.
     patience: Patience,
     /// A flow waits for room on a trusted path: no other is to take it.
@@ -81,8 +83,9 @@ impl<'a> Round<'a> {
         Self {
             queues,
             store,
+            turn: cx.paths.turn(),
             patience: Patience {
-                turn: cx.paths.quantum(),
+                burst: cx.paths.burst(),
                 target: cx.paths.standing(&cx.shared.setup),
             },
             trusted_awaited: false,
@@ -148,7 +151,7 @@ impl<'a> Round<'a> {
 
     /// The flow whose turn it is; see [`FairQueue::next_flow`].
     fn next_flow(&mut self, cx: &mut SendCx<'_>, list: List, passed: &mut usize) -> Option<Key> {
-        let of_turn = (self.patience.turn, cx.shared.more_comes);
+        let of_turn = (self.turn, cx.shared.more_comes);
         self.queues
             .fq
             .next_flow(cx.now, cx.flows, of_turn, list, passed)

@@ -88,6 +88,27 @@ fn who_has_something_to_say_at_last_is_heard_before_those_who_talk_on() {
 }
 
 #[test]
+fn objects_of_a_page_come_one_after_another() {
+    let (mut pair, mut flows) = (paced(), Flows::new());
+    for _ in 0..2 {
+        for port in 1..=6 {
+            flows.send(&mut pair, port, 10_000);
+        }
+    }
+    pair.run(Duration::from_millis(20));
+    let frames = pair.injected[1].iter();
+    let mut ports: Vec<u16> = frames
+        .map(|frame| match packet::parse(&frame[virtio::LEN..]) {
+            Ok(Packet::Tcp(s)) => s.tuple.sport,
+            other => panic!("not a segment: {other:?}"),
+        })
+        .collect();
+    ports.dedup();
+    assert_eq!(ports, [1, 2, 3, 4, 5, 6]);
+    assert!(arrived(&pair).values().all(|bytes| *bytes == 20_000));
+}
+
+#[test]
 fn those_who_come_and_go_leave_the_others_their_turns() {
     let (mut pair, mut flows) = (paced(), Flows::new());
     for _ in 0..20 {
