@@ -316,10 +316,7 @@ pub struct RuleConfig {
 /// Reads and checks the file.
 pub fn load(path: &Path) -> Result<Config, Error> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
-        file: name.clone(),
-        reason: error.to_string(),
-    })?;
+    let text = std::fs::read_to_string(path).map_err(|error| Error::unread(path, &error))?;
     parse(&name, &text)
 }
 

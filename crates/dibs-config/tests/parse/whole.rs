@@ -205,7 +205,8 @@ fn a_missing_file_is_named() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("/nonexistent/dibs.toml: cannot be read: No such file"),
+        error.starts_with("/nonexistent/dibs.toml: cannot be read: No such file")
+            && error.ends_with(": dibsctl init makes one"),
         "{error}"
     );
 }
