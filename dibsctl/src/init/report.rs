@@ -204,7 +204,7 @@ impl Peer {
             );
         }
         if self.exit {
-            text += "  every new TCP connection to the Internet goes by it, because the line says that it is an exit\n";
+            text += "  every new TCP connection to the Internet goes by it, because the join token says that it is an exit\n";
         }
         if !self.lent.is_empty() {
             text += &format!("  its connections come from {} here\n", list(&self.lent));
