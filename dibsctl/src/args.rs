@@ -96,7 +96,8 @@ pub(crate) enum Command {
     /// Makes a key and a configuration, and prints a join token for the other host. With --peer it adds the other host by its
     /// join token. The token is not secret, but anyone who alters it can impersonate a host.
     #[command(
-        after_help = "Examples:\n  sudo dibsctl init --trusted eth0\n  sudo dibsctl init --peer dibs1,name=b,key=..."
+        after_help = "Examples:\n  sudo dibsctl init --trusted eth0\n  sudo dibsctl init --peer dibs1,name=b,key=...\n  \
+            sudo dibsctl init --exit\n  sudo dibsctl init --gateway lan0 --join dibs1,name=server,key=..."
     )]
     Init(Wishes),
     /// Check a configuration file
@@ -403,7 +404,7 @@ pub(crate) struct TermArgs {
     /// Group that owns the socket, by number
     #[arg(long, value_name = "GID")]
     gid: Option<u32>,
-    /// Interface by which the connection would leave without a bump
+    /// Interface through which the connection would leave without a bump
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
     /// Differentiated services code point, a number or a name such as EF
