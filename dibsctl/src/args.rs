@@ -196,7 +196,9 @@ pub(crate) enum ConnCommand {
 
 #[derive(Subcommand)]
 pub(crate) enum RuleCommand {
-    /// Add a rule; it survives restarts
+    /// Add a rule, which lasts until the host reboots
+    ///
+    /// A [[rule]] in the configuration file outlives a reboot.
     #[command(
         override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer] [--scheduler <NAME>]",
         after_help = "Examples:\n  dibsctl rule add --dport ssh --bump seal --require\n  \
