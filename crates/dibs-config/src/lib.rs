@@ -359,9 +359,8 @@ impl Config {
         for (key, bump) in self.bumps_used() {
             if let Some(lack) = self.lack(bump) {
                 let message = format!("the bump \"{}\" {lack}", bump.name);
-                let hint = (!self.has_trusted())
-                    .then(|| "without a trusted path, write \"seal\"".to_owned());
-                return Err(self.refuse(&key, message, hint));
+                let hint = "write \"seal\", or add such a path".to_owned();
+                return Err(self.refuse(&key, message, Some(hint)));
             }
         }
         Ok(())

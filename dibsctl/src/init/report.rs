@@ -190,7 +190,7 @@ impl Peer {
         let by: Vec<_> = self.endpoints.iter().map(by).collect();
         let by = match &by[..] {
             [] => "it contacts this host".to_owned(),
-            by => format!("called at {}", by.join(", ")),
+            by => format!("contacted at {}", by.join(", ")),
         };
         let name = &self.name;
         let mut text = format!(
