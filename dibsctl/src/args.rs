@@ -96,7 +96,8 @@ pub(crate) enum Command {
     /// Makes a key and a configuration, and prints a join token for the other host. With --peer it adds the other host by its
     /// join token. The token is not secret, but anyone who alters it can impersonate a host.
     #[command(
-        after_help = "Examples:\n  sudo dibsctl init --trusted eth0\n  sudo dibsctl init --peer dibs1,name=b,key=..."
+        after_help = "Examples:\n  sudo dibsctl init --trusted eth0\n  sudo dibsctl init --peer dibs1,name=b,key=...\n  \
+            sudo dibsctl init --exit\n  sudo dibsctl init --gateway lan0 --join dibs1,name=server,key=..."
     )]
     Init(Wishes),
     /// Check a configuration file
@@ -195,7 +196,9 @@ pub(crate) enum ConnCommand {
 
 #[derive(Subcommand)]
 pub(crate) enum RuleCommand {
-    /// Add a rule; it survives restarts
+    /// Add a rule, which lasts until the host reboots
+    ///
+    /// A [[rule]] in the configuration file outlives a reboot.
     #[command(
         override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer] [--scheduler <NAME>]",
         after_help = "Examples:\n  dibsctl rule add --dport ssh --bump seal --require\n  \
@@ -403,7 +406,7 @@ pub(crate) struct TermArgs {
     /// Group that owns the socket, by number
     #[arg(long, value_name = "GID")]
     gid: Option<u32>,
-    /// Interface by which the connection would leave without a bump
+    /// Interface through which the connection would leave without a bump
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
     /// Differentiated services code point, a number or a name such as EF

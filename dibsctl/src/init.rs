@@ -47,7 +47,7 @@ pub(crate) struct Wishes {
     /// Interface of a network whose devices this host forwards for; not a path
     #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
     gateway: Vec<String>,
-    /// Let peers reach the Internet by this host, in its name
+    /// Let peers reach the Internet through this host, with its address
     #[arg(long)]
     exit: bool,
     /// Configuration file to write; private.key is made beside it, and the state is kept there in lib if this is not the

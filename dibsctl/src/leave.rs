@@ -43,7 +43,8 @@ pub(crate) fn run(file: &Path, socket: &Path, force: bool, json: bool) -> Result
     show(json, &answer, || {
         format!(
             "nothing of dibs is left in the kernel\n{key} is deleted\n{old} is the old configuration\n\nHere, run:\n    sudo \
-             systemctl disable --now dibsd dibs-guard\nOn {peer}, run:\n    sudo dibsctl peer remove NAME\n"
+             systemctl disable --now dibsd dibs-guard\nOn {peer}, with the name that `dibsctl peer \
+             list` has for this host there, run:\n    sudo dibsctl peer remove NAME\n"
         )
     })
 }

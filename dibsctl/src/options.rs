@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use dibs_control::ConnId;
 
 /// The socket of a daemon that was not told otherwise.
@@ -10,12 +10,13 @@ pub const SOCKET: &str = "/run/dibs/dibsd.sock";
 
 /// Options of `dibsctl eavesdrop`.
 #[derive(Args)]
+#[command(group = ArgGroup::new("source").required(true).args(["pcap", "path"]))]
 pub struct Eavesdrop {
     /// Capture made on a path, pcap or pcapng
-    #[arg(long, value_name = "FILE", required_unless_present = "path")]
+    #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// Path of the running daemon to listen on (root only)
-    #[arg(long, value_name = "NAME", conflicts_with = "pcap")]
+    #[arg(long, value_name = "NAME")]
     pub path: Option<String>,
     /// Show one connection: its segments while it is plain, and all datagrams of its peer, which do not tell connections
     /// apart

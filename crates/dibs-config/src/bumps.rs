@@ -162,7 +162,8 @@ fn bumps_beside(
             None if name != "plain" && name != DIRECT => {
                 let Some(device) = device(table, &bumps, paths).map_err(wrong)? else {
                     let message = "[[bump]] lacks \"device\"".to_owned();
-                    return Err(origin.at_value(&format!("bump.{index}"), message, None));
+                    let hint = Some("name the device of the VPN, such as tun0".to_owned());
+                    return Err(origin.at_value(&format!("bump.{index}"), message, hint));
                 };
                 if bumps.len() == usual.len() + MOST_DEVICES {
                     let message =

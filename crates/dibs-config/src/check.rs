@@ -333,7 +333,7 @@ fn absolute(text: &str) -> Result<PathBuf, Wrong> {
     let path = file(text)?;
     match path.is_absolute() {
         true => Ok(path),
-        false => Err(Wrong::bare("is not an absolute path")),
+        false => Err(Wrong::new("is not an absolute path", "begin it with /")),
     }
 }
 

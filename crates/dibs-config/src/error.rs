@@ -1,7 +1,9 @@
 //! What is wrong with a file, and where.
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::path::Path;
 
 /// Why a configuration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,12 +13,30 @@ pub enum Error {
     Read {
         /// The file as it was named.
         file: String,
-        /// What the system said.
+        /// Why, and what to do.
         reason: String,
     },
     /// The file says something that cannot stand.
     #[error(transparent)]
     Invalid(#[from] Box<Invalid>),
+}
+
+impl Error {
+    pub(crate) fn unread(file: &Path, error: &io::Error) -> Self {
+        Self::Read {
+            file: file.display().to_string(),
+            reason: format!("{error}{}", cure(error.kind())),
+        }
+    }
+}
+
+/// Advice to a user whose file cannot be read.
+pub(crate) fn cure(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => ": dibsctl init makes one",
+        ErrorKind::PermissionDenied => ": use sudo",
+        _ => "",
+    }
 }
 
 /// One fault of a file, with its place. Displays as `FILE:LINE:COLUMN: message; hint: hint`.

@@ -85,13 +85,11 @@ impl fmt::Debug for Token {
 /// As of [`load`](crate::load).
 pub fn load(file: &Path) -> Result<Config, Error> {
     let store = Store::new(state_dir(file));
-    let unreadable = |path: &Path, error: io::Error| Error::Read {
-        file: path.display().to_string(),
-        reason: error.to_string(),
-    };
     let (name, peers) = (file.display().to_string(), store.0.join(PEERS));
-    let text = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
-    let joined = store.joined().map_err(|error| unreadable(&peers, error))?;
+    let text = fs::read_to_string(file).map_err(|error| Error::unread(file, &error))?;
+    let joined = store
+        .joined()
+        .map_err(|error| Error::unread(&peers, &error))?;
     if joined.is_empty() {
         return parse(&name, &text);
     }

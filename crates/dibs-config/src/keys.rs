@@ -12,6 +12,8 @@ use base64::engine::general_purpose::STANDARD;
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
+use crate::error::cure;
+
 /// A text is no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
@@ -27,7 +29,7 @@ pub enum KeyError {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     /// The file could not be read.
-    #[error("key file {}: {}", .0.display(), .1)]
+    #[error("key file {}: {}{}", .0.display(), .1, cure(.1.kind()))]
     Io(PathBuf, std::io::Error),
     /// Group or others may access it, by these permission bits.
     #[error("key file {} can be read by others (mode {:04o}): run chmod 600 on it", .0.display(), .1)]

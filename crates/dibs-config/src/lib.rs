@@ -316,10 +316,7 @@ pub struct RuleConfig {
 /// Reads and checks the file.
 pub fn load(path: &Path) -> Result<Config, Error> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
-        file: name.clone(),
-        reason: error.to_string(),
-    })?;
+    let text = std::fs::read_to_string(path).map_err(|error| Error::unread(path, &error))?;
     parse(&name, &text)
 }
 
@@ -362,9 +359,8 @@ impl Config {
         for (key, bump) in self.bumps_used() {
             if let Some(lack) = self.lack(bump) {
                 let message = format!("the bump \"{}\" {lack}", bump.name);
-                let hint = (!self.has_trusted())
-                    .then(|| "without a trusted path, write \"seal\"".to_owned());
-                return Err(self.refuse(&key, message, hint));
+                let hint = "write \"seal\", or add such a path".to_owned();
+                return Err(self.refuse(&key, message, Some(hint)));
             }
         }
         Ok(())

@@ -232,7 +232,8 @@ fn check_paths(paths: &[PathConfig], origin: &Origin) -> Result<(), Error> {
             (None, Some(_)) => "address",
             (None, None) => {
                 let message = "[[path]] lacks \"interface\"".to_owned();
-                return Err(origin.at_value(&format!("path.{index}"), message, None));
+                let hint = Some("ip link shows the names, such as eth0".to_owned());
+                return Err(origin.at_value(&format!("path.{index}"), message, hint));
             }
         };
         let same = paths[..index].iter().find(|other| {
@@ -312,7 +313,8 @@ fn check_names<'n>(
     let mut taken = BTreeSet::new();
     for (index, name) in names.enumerate() {
         if !taken.insert(name) {
-            let wrong = Wrong::bare(format!("\"{name}\" is taken by another"));
+            let taken = format!("\"{name}\" is taken by another");
+            let wrong = Wrong::new(taken, "give each its own name");
             return Err(origin.wrong(&format!("{section}.{index}.name"), wrong));
         }
     }

@@ -113,7 +113,11 @@ impl serde::de::Error for Fault {
     }
 
     fn missing_field(key: &'static str) -> Self {
-        Wrong::bare(format!("lacks \"{key}\"")).into()
+        Wrong::new(
+            format!("lacks \"{key}\""),
+            "dibsd.toml(5) has an example of each key",
+        )
+        .into()
     }
 }
 

@@ -167,7 +167,7 @@ impl Backstop {
         done
     }
 
-    /// Has the kernel look at what `desired` needs; nothing is changed.
+    /// Has the kernel look at what `desired` needs; nothing is changed, but an earlier daemon's table becomes ours.
     ///
     /// # Errors
     /// It would not take it; [`Error::NoNftables`] if it takes nothing of the kind.
@@ -251,10 +251,19 @@ impl Backstop {
         let mut refused = None;
         for &flags in tried {
             let mut changes = vec![table(Kind::NewTable, Some(flags))];
+            // By the transaction that makes an earlier daemon's table ours, the kernel takes no chain with a new hook.
+            let owned = match found {
+                Some(_) if self.strength.is_none() => self.nft.commit(&changes).await,
+                _ => Ok(()),
+            };
             if let Some(content) = content {
                 changes.extend(fill(content, &stale));
             }
-            match self.nft.transact(&changes, purpose).await {
+            let done = match owned {
+                Ok(()) => self.nft.transact(&changes, purpose).await,
+                refused => refused,
+            };
+            match done {
                 Ok(()) => {
                     return Ok(match flags {
                         0 => Strength::Shared,

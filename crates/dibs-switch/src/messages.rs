@@ -251,7 +251,7 @@ pub enum Unanswered {
     #[error("too many messages wait for the peer: repeat the command")]
     Full,
     /// There is no data path to ask by.
-    #[error("the data path has ended")]
+    #[error("dibsd is stopping, or starts again: repeat the command")]
     Ended,
     /// It was silent for others.
     #[error(

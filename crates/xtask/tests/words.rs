@@ -14,7 +14,14 @@ const PROGRAMS: [&str; 7] = [
     "crates/dibs-switch/src",
 ];
 /// Sources of the command line's help.
-const HELP: [&str; 5] = ["args.rs", "options.rs", "top.rs", "init.rs", "main.rs"];
+const HELP: [&str; 6] = [
+    "args.rs",
+    "options.rs",
+    "top.rs",
+    "model.rs",
+    "init.rs",
+    "main.rs",
+];
 /// First words that name nothing.
 const NAMELESS: [&str; 9] = [
     "What", "Who", "Which", "Whether", "Where", "How", "It", "Those", "As",

@@ -171,7 +171,7 @@ impl DriverCounters {
 
 /// The thread of the data path has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the data path has ended")]
+#[error("dibsd is stopping, or starts again: repeat the command")]
 pub struct Gone;
 
 /// Commands to the data path. Cheap to clone.

@@ -237,7 +237,7 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
         }
         (true, _) => None,
         (false, _) => {
-            let answers = format!("nobody answers at {}", called.join(", "));
+            let answers = format!("no answer from {}", called.join(", "));
             let joins = startup::own_ticket(&daemon.config, index).is_some();
             Some(answers + if joins { UNJOINED } else { "" })
         }
@@ -573,7 +573,7 @@ pub(crate) fn no_session(daemon: &Daemon, lives: &[Live]) -> Failure {
     Failure::new(
         ErrorKind::NoSession,
         format!(
-            "there is no session with peer {}: nothing was changed",
+            "there is no session with peer {}, so nothing was changed: see dibsctl peer list",
             peers.join(", ")
         ),
     )

@@ -135,8 +135,8 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         let stuck = engine::knocks::refusals(daemon, &told).await?;
         if let Some((pair, why)) = stuck.iter().next() {
             bail!(refused(format!(
-                "{} connection(s) would break, so nothing was changed: the one from {pair}: {why}; dibsctl cleanup \
-                 --force removes everything anyway",
+                "{} connection(s) would break, so nothing was changed: the one from {pair}: {why}; --force \
+                 removes everything anyway",
                 stuck.len(),
             )));
         }

@@ -55,7 +55,7 @@ pub(crate) const UNSECURED: &str = "nothing secures a handshake over an untruste
                                     handshake = \"any\" in [daemon]";
 
 /// Why a peer that this host joins may not answer, and what helps.
-pub(crate) const UNJOINED: &str = "; or the join token is used up or older than an hour: print a new one with dibsctl init --exit there";
+pub(crate) const UNJOINED: &str = "; if none comes, the join token is used up or older than an hour: print a new one with dibsctl init --exit there";
 
 /// Which peers have a session and answer, by index.
 pub(crate) async fn sessions(daemon: &Daemon) -> Result<Vec<bool>, Gone> {

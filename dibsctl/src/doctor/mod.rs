@@ -101,11 +101,10 @@ async fn of_config(host: &Host, config: Option<&Config>, status: Option<&Status>
         findings.extend(mtu::judge(way));
         findings.extend(rp_filter::judge(way));
     }
-    findings.extend(paths::port(
-        config.daemon.port,
-        &host::port_holders(config),
-        running,
-    ));
+    if !running {
+        let holders = host::port_holders(config);
+        findings.push(paths::port(config.daemon.port, &holders, host.root));
+    }
     let silent = status.map_or(&[][..], |status| &status.silent_ports);
     let leading = host.leading().await;
     findings.extend(firewall::judge(host, config, &ways, silent, &leading));

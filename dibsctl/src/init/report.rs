@@ -190,7 +190,7 @@ impl Peer {
         let by: Vec<_> = self.endpoints.iter().map(by).collect();
         let by = match &by[..] {
             [] => "it contacts this host".to_owned(),
-            by => format!("called at {}", by.join(", ")),
+            by => format!("contacted at {}", by.join(", ")),
         };
         let name = &self.name;
         let mut text = format!(
@@ -204,7 +204,7 @@ impl Peer {
             );
         }
         if self.exit {
-            text += "  every new TCP connection to the Internet goes by it, because the line says that it is an exit\n";
+            text += "  every new TCP connection to the Internet goes by it, because the join token says that it is an exit\n";
         }
         if !self.lent.is_empty() {
             text += &format!("  its connections come from {} here\n", list(&self.lent));

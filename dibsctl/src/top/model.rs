@@ -23,18 +23,18 @@ pub(super) struct Sample {
     pub(super) conns: Vec<ConnInfo>,
 }
 
-/// What connections are sorted by.
+/// Column that connections are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Sort {
-    /// What flows both ways
+    /// Traffic both ways
     Rate,
-    /// What is sent
+    /// Traffic sent
     Sent,
-    /// What is received
+    /// Traffic received
     Received,
     /// Segments that the kernel sent again
     Retrans,
-    /// How long it is on its bump
+    /// Time on its bump
     Age,
     /// Name of the process
     Process,
@@ -60,27 +60,27 @@ impl fmt::Display for Sort {
     }
 }
 
-/// How connections are sorted.
+/// Order of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) by: Sort,
     pub(super) reverse: bool,
 }
 
-/// What flows. Rates are bytes a second.
+/// Traffic of this host. Rates are bytes a second.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct View {
     /// The daemon in a line.
     #[serde(skip)]
     pub(super) daemon: String,
-    /// What the user should hear.
+    /// Warnings for the user.
     pub(super) warnings: Vec<String>,
     pub(super) paths: Vec<PathRow>,
     pub(super) bumps: Vec<BumpRow>,
     pub(super) connections: Vec<ConnRow>,
 }
 
-/// What flows by a path: datagrams.
+/// Datagrams of a path.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct PathRow {
     pub(super) name: String,
@@ -95,7 +95,7 @@ pub(super) struct PathRow {
     pub(super) why: Option<String>,
 }
 
-/// What flows on a bump.
+/// Traffic of a bump.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct BumpRow {
     pub(super) name: String,
@@ -104,7 +104,7 @@ pub(super) struct BumpRow {
     pub(super) received_rate: f64,
 }
 
-/// What flows by a connection; nothing is known of plain ones.
+/// Traffic of a connection; nothing is known of plain ones.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct ConnRow {
     pub(super) id: ConnId,

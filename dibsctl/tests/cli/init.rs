@@ -157,7 +157,7 @@ fn a_laptop_and_a_server_take_nothing_but_a_line_each() {
     // In one network with it, as the laptop of this test is.
     let met = init!(laptop, "--peer", &of_server).good();
     assert!(
-        met.contains("called at") && met.contains("10.0.2.1:5300 over wlan0"),
+        met.contains("contacted at") && met.contains("10.0.2.1:5300 over wlan0"),
         "{met}"
     );
 }
@@ -388,7 +388,7 @@ fn a_network_without_a_route_to_the_peer_gets_no_endpoint() {
     assert!(joined.err.contains(missing), "{}", joined.err);
     let endpoints = host.config().peers.remove(0).endpoints;
     assert_eq!(endpoints.len(), 1, "{}", joined.out);
-    let met = "peer b: called at 198.51.100.7:5300 over wlan0\n";
+    let met = "peer b: contacted at 198.51.100.7:5300 over wlan0\n";
     assert!(joined.out.contains(met), "{}", joined.out);
 }
 

@@ -63,6 +63,7 @@ fn usage_says_what_to_write() {
         ),
         ("enable --dport no-such-service", "write the number"),
         ("path role wlan none", "off"),
+        ("eavesdrop", "--path <NAME>"),
     ] {
         let ended = run(&line.split_whitespace().collect::<Vec<_>>());
         assert_eq!(ended.code, 2, "{line}");

@@ -33,9 +33,9 @@ pub fn configuration(
     gateway: &[IpNet],
 ) -> String {
     let mut text = String::from(
-        "# dibsd, written by `dibsctl init`. After a change `dibsctl check FILE` says whether it is\n\
-         # right, and `systemctl restart dibsd` has it read; open connections stay. Every key there\n\
-         # is, with its default, is in host-a.toml (/usr/share/doc/dibs/examples).\n\
+        "# dibsd, written by `dibsctl init`. After a change, `dibsctl check FILE` checks the file, and\n\
+         # `systemctl restart dibsd` applies it; open connections stay. host-a.toml has every key with its\n\
+         # default (/usr/share/doc/dibs/examples).\n\
          \n\
          [daemon]\n",
     );
@@ -47,8 +47,7 @@ pub fn configuration(
         }
     }
     if exit {
-        text +=
-            "# Peers reach the Internet by this host, in its name (docs/exit.md).\nexit = true\n";
+        text += "# Peers reach the Internet through this host, with its address (docs/exit.md).\nexit = true\n";
     }
     if !gateway.is_empty() {
         let networks = quoted(gateway);
@@ -59,12 +58,12 @@ pub fn configuration(
             ),
         );
     }
-    text += "# What `dibsctl enable` takes without --bump. seal encrypts, by whatever path.\n\
+    text += "# Bump of `dibsctl enable` without --bump. seal encrypts, over every path.\n\
              default_bump = \"seal\"\n\
              # While dibsd does not run, connections on a bump are blocked (\"closed\") or continue in plain (\"open\").\n\
              #fail = \"closed\"\n\
              \n\
-             # The ways out of this host. On a trusted one nobody can eavesdrop, up to the other host. The\n\
+             # Paths out of this host. On a trusted one nobody can eavesdrop, up to the other host. The\n\
              # other host labels its end too; a path that either calls untrusted is untrusted.\n";
     for path in paths {
         let addresses: Vec<_> = path.addresses.iter().map(IpAddr::to_string).collect();
@@ -125,13 +124,19 @@ pub fn peer_section(
             quoted(lent)
         ),
     };
+    let accept = match exit {
+        true => "# It may open no connection here; accept = [\"22\"] would allow one port.\n",
+        false => {
+            "# Ports that it may open here, at the addresses of the paths above; [\"22\", \"5432\"] for fewer.\n\
+             #accept = [\"paths\"]\n"
+        }
+    };
     let mut text = format!(
         "\n[[peer]]\n\
          name = \"{name}\"\n\
          public_key = \"{public_key}\"\n\
          {addresses}\n\
-         # What it may open here: ports at the addresses of the paths above; [\"22\", \"5432\"] for fewer.\n\
-         #accept = [\"paths\"]\n",
+         {accept}",
     );
     let rule = match exit {
         true => {

@@ -69,7 +69,8 @@ fn sharing_and_sealing_have_settings() {
         .replace(&alone[from..to], "")
         .replace("wlan = \"10.0.2.2:5300\"\n", "");
     let refused = good(&alone).check_carried().unwrap_err().to_string();
-    assert!(refused.contains("needs 2 paths or more"), "{refused}");
+    let why = "needs 2 paths or more; hint: write \"seal\"";
+    assert!(refused.contains(why), "{refused}");
     let twice = "name = \"seal\"\nkind = \"seal\"\n";
     let twice = with(twice) + "[[bump]]\n" + twice;
     assert!(fault(&twice).message.contains("listed twice"));

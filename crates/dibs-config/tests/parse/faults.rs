@@ -70,7 +70,7 @@ fn places_and_hints() {
         (
             "control_socket   = \"/run/dibs/dibsd.sock\"",
             "state_dir = \"lib\"",
-            "4:13: state_dir is not an absolute path",
+            "4:13: state_dir is not an absolute path; hint: begin it with /",
         ),
         (
             "bump = \"scramble\"",
@@ -95,7 +95,7 @@ fn places_and_hints() {
         (
             "trust = \"untrusted\"\n",
             "",
-            "20:1: [[path]] lacks \"trust\"",
+            "20:1: [[path]] lacks \"trust\"; hint: dibsd.toml(5) has an example of each key",
         ),
     ];
     for (piece, replacement, message) in refusals {

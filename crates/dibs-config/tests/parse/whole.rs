@@ -129,7 +129,7 @@ fn a_file_without_a_trusted_path_carries_no_scramble() {
     }
     let found = config.check_carried().unwrap_err().to_string();
     let expected = "dibs.toml:13:20: the bump \"scramble\" needs a trusted path, and the file has none; hint: \
-                    without a trusted path, write \"seal\"";
+                    write \"seal\", or add such a path";
     assert_eq!(found, expected);
 
     let sealed = good(&text.replace("\"scramble\"", "\"seal\""));
@@ -205,7 +205,8 @@ fn a_missing_file_is_named() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("/nonexistent/dibs.toml: cannot be read: No such file"),
+        error.starts_with("/nonexistent/dibs.toml: cannot be read: No such file")
+            && error.ends_with(": dibsctl init makes one"),
         "{error}"
     );
 }

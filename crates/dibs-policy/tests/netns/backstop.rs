@@ -183,6 +183,17 @@ pub(crate) fn what_another_program_owns_is_named_and_taken_once_it_is_free(lab: 
     assert!(matches!(backstop.standing(), Standing::Failed(_)));
     set(lab, &mut backstop, &desired, &Known::default());
     assert_eq!(*backstop.standing(), Standing::Stands(Strength::Lasting));
+    // The next daemon has another file, and needs hooks that this one did without.
+    drop(backstop);
+    let gateway = Desired {
+        gateway: vec!["192.168.7.0/24".parse().expect("a network")],
+        ..desired
+    };
+    let mut backstop = lab.open(Backstop::open);
+    lab.wait(backstop.check(&gateway)).expect("taken");
+    set(lab, &mut backstop, &gateway, &Known::default());
+    assert_eq!(*backstop.standing(), Standing::Stands(Strength::Lasting));
+    assert!(lab.sh("nft list table inet dibs").contains("hook forward"));
     lab.wait(backstop.remove()).expect("removed");
     assert_eq!(*backstop.standing(), Standing::Idle);
 }

@@ -75,23 +75,24 @@ fn reached(way: &Way) -> Finding {
 }
 
 /// Whether the daemon's port is its own.
-pub(crate) fn port(port: u16, holders: &Option<Vec<Process>>, running: bool) -> Option<Finding> {
-    if running {
-        return None;
-    }
+pub(crate) fn port(port: u16, holders: &Option<Vec<Process>>, root: bool) -> Finding {
     let Some(holders) = holders else {
-        return Some(Finding::fine("port", format!("UDP port {port} is free")));
+        return Finding::fine("port", format!("UDP port {port} is free"));
     };
+    if holders.is_empty() && !root {
+        let why = format!("UDP port {port} is taken, and only root can see by which program");
+        return Finding::skipped("port", why, "run doctor with sudo");
+    }
     let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
     let who = match named.is_empty() {
         true => "another program".to_owned(),
         false => named.join(", "),
     };
-    Some(Finding::failed(
+    Finding::failed(
         "port",
         format!("{who} has UDP port {port}"),
         "stop that program (ss -ulpn shows it), or set another port in [daemon] at both ends",
-    ))
+    )
 }
 
 #[cfg(test)]
@@ -228,12 +229,14 @@ mod tests {
             name: "socat".to_owned(),
         };
         let taken = Some(vec![socat]);
-        let finding = port(5300, &taken, false).unwrap();
+        let finding = port(5300, &taken, false);
         assert_eq!(finding.outcome, Outcome::Failed);
         assert_eq!(finding.found, "socat (pid 7) has UDP port 5300");
-        let unseen = port(5300, &Some(Vec::new()), false).unwrap();
+        let unseen = port(5300, &Some(Vec::new()), true);
         assert_eq!(unseen.found, "another program has UDP port 5300");
-        assert_eq!(port(5300, &None, false).unwrap().outcome, Outcome::Ok);
-        assert_eq!(port(5300, &taken, true), None);
+        assert_eq!(port(5300, &None, false).outcome, Outcome::Ok);
+        // It may be dibsd itself.
+        let hidden = port(5300, &Some(Vec::new()), false);
+        assert_eq!(hidden.outcome, Outcome::Skipped);
     }
 }
