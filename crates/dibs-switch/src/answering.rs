@@ -166,7 +166,7 @@ impl Wanted {
         }
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
-        let (choice, handed) = (conn.choice.of(socket), conn.handed());
+        let (choice, handed) = (conn.choice.of(socket), conn.place.handed());
         // A choice that stands here is above a rule that does not require its bump. What the peer's rules want is not:
         // the kernel has the connection where ours do with the next packet.
         let has_it = |choice: Choice| choice.version >= version || choice.bump == switch.bump;
@@ -174,7 +174,7 @@ impl Wanted {
             true => switch.bump.is_none() && !choice.is_some_and(has_it),
             false => choice.is_none(),
         });
-        let is_proved = switch.bump.is_some() || switch.force || conn.has_proof(now);
+        let is_proved = switch.bump.is_some() || switch.force || conn.place.has_proof(now);
         let unproved = here.on.filter(|_| !is_proved);
         // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
         let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
@@ -197,7 +197,7 @@ impl Wanted {
             version,
             choice,
             handed,
-            written: conn.written(),
+            written: conn.place.written(),
             next: Some(Step::Unlock),
             refusal: own.map(Refusal::OwnRule),
             failed: false,
@@ -207,8 +207,8 @@ impl Wanted {
             let is_word = is_word || !switch.explicit && switch.bump.is_none();
             let is_free = |to: Handed| matches!(to.by, Hand::Peer | Hand::Kept);
             if is_word && handed.is_none_or(is_free) {
-                let (wanted, by) = (switch.bump.filter(|_| version.generation > 0), Hand::Peer);
-                conn.hand_over(wanted.map(|bump| Handed { bump, by }));
+                let wanted = switch.bump.filter(|_| version.generation > 0);
+                conn.place.hand_over(Hand::Peer.on(wanted));
             }
             // The peer goes there all the same: what it sends is not to be dropped for a lock.
             let leaves = !switch.explicit && !switch.ready && switch.bump.is_some();
@@ -236,20 +236,18 @@ impl Wanted {
         };
         if let Some(bump) = unproved {
             // The peer does not want it there any more.
-            let by_peer = conn.handed().is_none_or(|to| to.by == Hand::Peer);
+            let by_peer = conn.place.handed().is_none_or(|to| to.by == Hand::Peer);
             if is_word && by_peer {
-                let by = Hand::Kept;
-                conn.hand_over(Some(Handed { bump, by }));
+                conn.place.hand_over(Hand::Kept.on(bump));
             }
             return Err(Refusal::Unproved(bump));
         }
-        if switch.bump.is_some() && conn.marked().is_none() {
-            conn.note_plain(now);
+        if switch.bump.is_some() && conn.place.marked().is_none() {
+            conn.place.note_plain(now);
         }
         let is_new = !switch.ready && was != Some(switch.bump);
         if is_new && !switch.explicit {
-            let (bump, by) = (switch.bump, Hand::Peer);
-            conn.hand_over(bump.map(|bump| Handed { bump, by }));
+            conn.place.hand_over(Hand::Peer.on(switch.bump));
         }
         Ok(Following {
             is_new,
@@ -295,7 +293,7 @@ impl Following {
     /// True if it does not follow a choice, and this host has moved it since it was judged, or a rule is about to.
     fn is_overtaken(&self, conn: &Conn) -> bool {
         let leaves = |moving: Moving| moving.ruled && moving.bump != self.switch.bump;
-        let moved = conn.written() != self.written || conn.moving.is_some_and(leaves);
+        let moved = conn.place.written() != self.written || conn.moving.is_some_and(leaves);
         !self.switch.explicit && moved
     }
 
@@ -305,7 +303,7 @@ impl Following {
         if self.switch.explicit {
             return conn.choice.refuse(self.version, self.choice);
         }
-        conn.hand_over(self.handed);
+        conn.place.hand_over(self.handed);
         true
     }
 
@@ -423,8 +421,8 @@ mod tests {
             };
             let is_ruled = !switch.explicit && generation > 0;
             let wants = switch.bump.filter(|_| is_ruled).map(by_peer);
-            assert_eq!(conns.get(&pair()).handed(), wants);
-            conns.update(&pair(), |conn| conn.hand_over(None));
+            assert_eq!(conns.get(&pair()).place.handed(), wants);
+            conns.update(&pair(), |conn| conn.place.hand_over(None));
             assert_eq!(conns, ConnTable::default());
         }
         // Only a rule that requires its bump stands above a choice for another one; a bound socket may be plain.
@@ -478,7 +476,7 @@ mod tests {
         let followed = follow(&mut conns, following, None);
         assert_eq!(followed, (vec![Step::Unlock], Outcome::OwnRule));
         let (bump, by) = (bump(1), Hand::Peer);
-        assert_eq!(conns.get(&pair()).handed(), Some(Handed { bump, by }));
+        assert_eq!(conns.get(&pair()).place.handed(), Some(Handed { bump, by }));
     }
 
     /// Both hosts move a connection, which other programs put on different bumps.
@@ -537,14 +535,14 @@ mod tests {
             bump: bump(number),
             by,
         });
-        conns.update(&pair(), |conn| conn.hand_over(Some(kept)));
+        conns.update(&pair(), |conn| conn.place.hand_over(Some(kept)));
         let here = Here {
             ruled: Some(kept.bump),
             ..HERE
         };
         let judged = judge(&mut conns, ruled(1), 1, Some(here));
         assert_eq!(judged.err(), Some(Refusal::OwnRule(kept.bump)));
-        assert_eq!(conns.get(&pair()).handed(), Some(wanted));
+        assert_eq!(conns.get(&pair()).place.handed(), Some(wanted));
     }
 
     /// Rules of both hosts want one bump by now, and the choice for another was made before (seed 320002143).
@@ -620,7 +618,7 @@ mod tests {
                 on: BumpId::new(2),
                 ..HERE
             });
-            conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(2)));
+            conns.update(&pair(), |conn| conn.place.handle_followed(BumpId::new(2)));
             let unproved = conns.clone();
             let judged = judge(&mut conns, switch, 1, here).map(drop);
             let refused = Err(Refusal::Unproved(bump(2)));
@@ -628,13 +626,13 @@ mod tests {
             if !forced {
                 let conn = conns.get(&pair());
                 assert_eq!(conn.choice.get(), None);
-                assert_eq!(conn.handed().map(|to| to.by), kept, "{switch:?}");
+                assert_eq!(conn.place.handed().map(|to| to.by), kept, "{switch:?}");
             }
             // A knock was heard, or it has just come from plain.
             for (since, follows) in [(119, true), (121, false)] {
                 let mut conns = unproved.clone();
                 let at = Time::from_nanos(NOW.as_nanos() - since * 1_000_000_000);
-                conns.update(&pair(), |conn| conn.note_plain(at));
+                conns.update(&pair(), |conn| conn.place.note_plain(at));
                 let judged = judge(&mut conns, switch, 1, here);
                 assert_eq!(judged.is_ok(), follows || forced, "{switch:?}");
             }
@@ -642,11 +640,11 @@ mod tests {
         let mut conns = ConnTable::default();
         assert!(judge(&mut conns, ruled(2), 0, Some(HERE)).is_ok());
         let on = BumpId::new(2);
-        conns.update(&pair(), |conn| conn.handle_followed(on));
+        conns.update(&pair(), |conn| conn.place.handle_followed(on));
         assert!(judge(&mut conns, ruled(0), 0, Some(Here { on, ..HERE })).is_ok());
         // Nobody asks of what another program's device carries.
         let mut conns = ConnTable::default();
-        conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(9)));
+        conns.update(&pair(), |conn| conn.place.handle_followed(BumpId::new(9)));
         assert!(judge(&mut conns, ruled(0), 0, Some(HERE)).is_ok());
     }
 
@@ -699,7 +697,7 @@ mod tests {
             assert!(following.is_new);
             let after = conns.clone();
             follow(&mut conns, following, Some(Mark));
-            let handed = conns.get(&pair()).handed();
+            let handed = conns.get(&pair()).place.handed();
             assert_eq!(handed.map(|handed| handed.bump), before);
             conns = after;
         }

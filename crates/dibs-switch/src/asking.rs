@@ -335,7 +335,7 @@ impl Negotiation {
                 {
                     let note = |conn: &mut Conn| {
                         if let Ok((Outcome::Done, _)) = answer {
-                            conn.take_from_peer(self.moving());
+                            conn.place.take_from_peer(self.moving());
                         }
                         conn.telling.handle_moved(self.bump, answer, now);
                     };

@@ -5,7 +5,7 @@ use dibs_wire::FlowKey;
 
 use crate::answering::Here;
 use crate::conns::{Choice, Socket};
-use crate::marks::{Hand, Handed};
+use crate::marks::Hand;
 use crate::messages::Outcome;
 use crate::table::{Conn, ConnTable};
 
@@ -69,8 +69,7 @@ where
 
     /// The bump that a rule that only the kernel can follow has it on.
     fn by_kernel(&self) -> Option<BumpId> {
-        let handed = self.known.handed();
-        handed.filter(|to| to.by == Hand::Rule).map(|to| to.bump)
+        self.known.place.handed_by(Hand::Rule)
     }
 
     /// The rule that requires its bump, if one does.
@@ -105,11 +104,11 @@ where
     pub fn goes_again(&self, went: Option<BumpId>) -> Option<Option<BumpId>> {
         // What plain did not carry is to go there still.
         let handed = || {
-            let handed = self.known.handed().filter(|to| to.by != Hand::Kept);
+            let handed = self.known.place.handed().filter(|to| to.by != Hand::Kept);
             handed.map(|handed| handed.bump)
         };
         // What the peer could not do may stand in the record still, but this host has gone there.
-        let is_there = || handed() == went || self.known.marked() == went;
+        let is_there = || handed() == went || self.known.place.marked() == went;
         let stays = || self.deciding().is_none() && is_there();
         match (self.choice(), self.bump()) {
             (Some(_), _) => None,
@@ -187,7 +186,7 @@ where
 
     /// The same, by whatever reason.
     pub fn stands_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
-        let handed = || self.known.handed().map(|handed| handed.bump);
+        let handed = || self.known.place.handed().map(|handed| handed.bump);
         self.is_on(marked).or_else(handed)
     }
 
@@ -198,8 +197,8 @@ where
         if self.known.moving.is_some() {
             return None;
         }
-        let is_elsewhere = |to: Handed| to.by == Hand::Peer && Some(to.bump) != on;
-        if self.choice().is_none() && self.known.handed().is_some_and(is_elsewhere) {
+        let by_peer = self.known.place.handed_by(Hand::Peer);
+        if self.choice().is_none() && by_peer.is_some() && by_peer != on {
             return None;
         }
         let meant = match (self.requirement(), self.choice()) {
@@ -275,9 +274,9 @@ impl Wants {
         }
         self.bumps = bumps;
         conns.update_all(|pair, conn| {
-            let by_peer = conn.handed().filter(|handed| handed.by == Hand::Peer);
-            if by_peer.is_some_and(|handed| !self.needs(handed.bump)) && is_of_peer(pair) {
-                conn.hand_over(None);
+            let by_peer = conn.place.handed_by(Hand::Peer);
+            if by_peer.is_some_and(|bump| !self.needs(bump)) && is_of_peer(pair) {
+                conn.place.hand_over(None);
             }
         });
         None
@@ -344,7 +343,7 @@ mod tests {
 
     fn handed(number: u8, by: Hand) -> Conn {
         let (bump, mut known) = (bump(number), Conn::default());
-        known.hand_over(Some(Handed { bump, by }));
+        known.place.hand_over(by.on(bump));
         known
     }
 
@@ -545,12 +544,12 @@ mod tests {
         );
         for (by, stays) in [(Hand::Peer, false), (Hand::Other, true)] {
             let mut conns = ConnTable::default();
-            let handed = Handed { bump: bump(1), by };
-            conns.update(&pair(), |conn| conn.hand_over(Some(handed)));
+            let handed = by.on(bump(1));
+            conns.update(&pair(), |conn| conn.place.hand_over(handed));
             let mut wants = wants;
             assert_eq!(want(&mut wants, &mut conns, 4, 1 << 2), None);
             assert!(wants.needs(bump(2)) && !wants.needs(bump(1)));
-            assert_eq!(conns.get(&pair()).handed().is_some(), stays);
+            assert_eq!(conns.get(&pair()).place.handed().is_some(), stays);
         }
         wants.handle_restart();
         assert_eq!(want(&mut wants, &mut conns, 1, 0), None);

@@ -57,18 +57,13 @@ fn all_fail(pairs: impl Iterator<Item = FlowKey>, error: dibs_policy::Error) -> 
     pairs.map(|pair| (pair, Arc::clone(&error))).collect()
 }
 
-/// Notes what a connection's mark says from now on.
-pub(crate) fn note_mark(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, chosen: bool) {
-    daemon.update(pair, |conn| conn.note_mark(bump, chosen, now()));
-}
-
 /// What a user chooses here is later than what other programs chose before.
 pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs_policy::Error> {
     let _turn = daemon.kernel.marking().await;
     let mut conntrack = daemon.kernel.conntrack()?;
     for Live { pair, .. } in lives {
         if let Some(bump) = taken(daemon, &mut conntrack, pair).await? {
-            note_mark(daemon, pair, bump, true);
+            daemon.update(pair, |conn| conn.place.move_to_chosen(bump));
         }
     }
     Ok(())
@@ -166,10 +161,7 @@ async fn put_one(
     looks: bool,
 ) -> Result<Option<BumpId>, dibs_policy::Error> {
     let Mark {
-        pair,
-        bump,
-        explicit,
-        leads,
+        pair, bump, leads, ..
     } = *mark;
     if looks && let Some(other) = taken(daemon, conntrack, &pair).await? {
         tracing::debug!(
@@ -181,7 +173,7 @@ async fn put_one(
         end_drains(daemon, &pair);
         return Ok(other);
     }
-    let new = daemon.update(&pair, |conn| conn.move_to_mark(bump, explicit, now()));
+    let new = daemon.update(&pair, |conn| conn.move_to_mark(mark, now()));
     let layout = marks(&daemon.config);
     let (value, mask) = layout.whole(bump, new.chosen, new.locked);
     let elsewhere = daemon.bumps.device_of(bump).is_none();
@@ -338,7 +330,7 @@ impl State {
         let mut known = Known::default();
         for (pair, conn) in self.conns.iter() {
             let chosen = conn.choice.get().filter(|choice| !choice.pending);
-            match chosen.map_or(conn.followed(), |choice| choice.bump) {
+            match chosen.map_or(conn.place.followed(), |choice| choice.bump) {
                 Some(_) => known.bumped.insert(*pair),
                 None if chosen.is_some() => known.plain.insert(*pair),
                 None => false,
@@ -471,7 +463,10 @@ pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<Bum
     };
     let mut backstop = daemon.kernel.backstop().await;
     let (was, chosen) = daemon.update(pair, |conn| {
-        (conn.handle_followed(bump), conn.choice.get().is_some())
+        (
+            conn.place.handle_followed(bump),
+            conn.choice.get().is_some(),
+        )
     });
     let place = match (bump, was) {
         (Some(_), None) => Place::Bumped,
@@ -570,10 +565,10 @@ pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> any
     while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
         sleep(LOOK_EVERY).await;
     }
-    let is_there = || daemon.state.borrow().conns.get(&live.pair).marked() == Some(bump);
+    let is_there = || daemon.state.borrow().conns.get(&live.pair).place.marked() == Some(bump);
     let may_leave = {
         let state = daemon.state.borrow();
-        let is_proved = state.conns.get(&live.pair).has_proof(now());
+        let is_proved = state.conns.get(&live.pair).place.has_proof(now());
         is_proved && state.ruling(live).requirement().is_none()
     };
     if is_there() && may_leave {

@@ -109,7 +109,7 @@ pub(crate) async fn remove_all(daemon: &Daemon, for_good: bool) -> anyhow::Resul
         state.installed.clear();
         state.pinned.clear();
         state.conns.update_all(|_, conn| {
-            conn.handle_followed(None);
+            conn.place.handle_followed(None);
         });
     }
     daemon.kernel.backstop().await.remove().await?;

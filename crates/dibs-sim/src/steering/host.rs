@@ -476,16 +476,11 @@ impl Host {
 
     /// A connection's mark says this from now on.
     pub(super) fn put(&self, chains: &mut Chains, mark: NewMark) {
-        let NewMark {
-            pair,
-            bump,
-            explicit,
-            ..
-        } = mark;
+        let NewMark { pair, bump, .. } = mark;
         let daemon = &mut *self.daemon();
         let (new, lock) = daemon.conns.update(&pair, |conn| {
             conn.lock.enter(bump);
-            let new = conn.move_to_mark(bump, explicit, self.now.get());
+            let new = conn.move_to_mark(&mark, self.now.get());
             (new, conn.lock.locked())
         });
         chains.change(&pair, |known| {
@@ -656,7 +651,7 @@ impl Host {
             let daemon = &mut *self.daemon();
             daemon.asking = true;
             // Also of those that have not begun here.
-            let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
+            let any_left = daemon.conns.iter().any(|(_, conn)| conn.place.has_left());
             let any_silent = self.found.borrow().values().any(|found| !found.speaks);
             daemon.look_at = (any_left || any_silent).then_some(now + LOOK_EVERY);
         }

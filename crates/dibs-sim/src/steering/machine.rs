@@ -350,7 +350,7 @@ impl Machine for Host {
 
     async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {
         let conns = &mut self.daemon().conns;
-        conns.update(&ends[0], |conn| conn.handle_followed(bump));
+        conns.update(&ends[0], |conn| conn.place.handle_followed(bump));
     }
 
     async fn mend(&self, mends: &[(FlowKey, Mend)]) -> Result<(), Unable> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::conns::tests::pair;
-use crate::marks::{Hand, Handed};
+use crate::marks::Hand;
 use crate::telling::TELL_AGAIN;
 
 const SOCKET: Socket = Socket(77);
@@ -321,10 +321,7 @@ fn what_came_back_is_saved_then_marked_and_only_then_told() {
 /// (seed 340006425).
 #[test]
 fn what_the_peer_gave_up_is_where_it_went_instead() {
-    let handed = |number, by| {
-        let bump = BumpId::new(number)?;
-        Some(Handed { bump, by })
-    };
+    let handed = |number, by: Hand| by.on(BumpId::new(number));
     for (number, ruled, left) in [
         (2, false, handed(2, Hand::Other)),
         (3, false, handed(3, Hand::Peer)),
@@ -335,12 +332,12 @@ fn what_the_peer_gave_up_is_where_it_went_instead() {
         let bump = BumpId::new(number);
         conns.update(&conn().pair, |conn| {
             conn.moving = Some(Moving { bump, ruled });
-            conn.hand_over(handed(3, Hand::Peer));
+            conn.place.hand_over(handed(3, Hand::Peer));
         });
         let mut asked = Negotiation::by_rule(conn(), Moving { bump, ruled }, HOST);
         begin(&mut asked, false);
         assert_eq!(conclude(&mut conns, asked, DONE), Conclusion::InForce);
-        assert_eq!(conns.get(&conn().pair).handed(), left);
+        assert_eq!(conns.get(&conn().pair).place.handed(), left);
     }
 }
 

@@ -173,15 +173,12 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                         pair,
                         bump,
                         explicit,
+                        leaves: true,
                         leads: true,
                     });
                 } else if still.contains(&pair) {
                     staying.push(pair);
                 }
-            }
-            if bump.is_none() && !explicit {
-                let pairs = leaving.iter().map(|mark| &mark.pair);
-                conns.update_each(pairs, |conn| conn.move_to_left(m.now()));
             }
         });
         staying.iter().for_each(|pair| m.end_drains(pair));

@@ -8,7 +8,7 @@ use dibs_settings::BumpId;
 use super::{
     Live, Machine, Mark, News, all_of, choices, or_warn, rules, switches, update, warn_of,
 };
-use crate::marks::{Foreign, Hand, Handed, SeenMark};
+use crate::marks::{Foreign, Hand, SeenMark};
 use crate::rules::Rule;
 use crate::table::Conn;
 use crate::tracked::{Entry, Mend};
@@ -73,7 +73,7 @@ pub async fn handle_update<M: Machine>(
     ends: &Ends,
     entry: Entry,
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
-    let had = m.conns(|conns| conns.either(ends).followed());
+    let had = m.conns(|conns| conns.either(ends).place.followed());
     m.note_followed(ends, entry.mark.bump).await;
     handle_mark(m, ends, entry, had).await
 }
@@ -118,7 +118,9 @@ pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Faul
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing comes that it could
     // follow anew.
     let lost: Vec<FlowKey> = m.conns(|conns| {
-        let followed = conns.iter().filter(|(_, conn)| conn.followed().is_some());
+        let followed = conns
+            .iter()
+            .filter(|(_, conn)| conn.place.followed().is_some());
         let followed = followed.map(|(pair, _)| *pair);
         followed.filter(|pair| !tracked.contains(pair)).collect()
     });
@@ -159,22 +161,16 @@ pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
 
 /// Lets connections follow again that left their bumps a while ago.
 pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
-    let mut taken = Vec::new();
     let marks = || {
         let now = m.now();
         m.conns(|conns| {
-            conns.update_all(|pair, conn| {
-                if conn.may_follow(now) {
-                    conn.take_left();
-                    taken.extend(conn.choice.get().is_none().then_some(*pair));
-                }
-            });
-        });
-        let mark = |pair: &FlowKey| Mark::moved(*pair, None);
-        taken.iter().map(mark).collect()
+            let is_over = |conn: &Conn| conn.place.may_follow(now) && conn.choice.get().is_none();
+            let left = conns.iter().filter(|(_, conn)| is_over(conn));
+            left.map(|(pair, _)| Mark::moved(*pair, None)).collect()
+        })
     };
     let failed = m.mark(marks).await;
-    m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.move_to_left(m.now())));
+    m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.place.move_to_left(m.now())));
     all_of::<M>(failed)
 }
 
@@ -184,7 +180,8 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     let (settled, had) = m.conns(|conns| {
         let conn = conns.get(&pair);
         let choice = conn.choice.get();
-        (choice.is_some_and(|choice| !choice.pending), conn.had())
+        let asked = choice.is_some_and(|choice| choice.pending);
+        (choice.is_some() && !asked, conn.place.had(asked))
     });
     if !settled && had.is_none() {
         return Ok(());
@@ -297,8 +294,7 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
     }
     m.tell(News::Marked(marked));
     if let Some(bump) = was.filter(|_| !m.is_outside(was)) {
-        let by = Hand::Kept;
-        let keep = |conn: &mut Conn| conn.hand_over(Some(Handed { bump, by }));
+        let keep = |conn: &mut Conn| conn.place.hand_over(Hand::Kept.on(bump));
         update(m, &conn.pair(), keep);
         or_warn(m, put_back(m, &conn, was).await);
     }
@@ -327,9 +323,9 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     let before = match bump {
         // The record says plain already, as the mark does.
         None => m.ruling(&live, |ruling| ruling.stands_on(was)),
-        Some(_) => m.conns(|conns| conns.get(&pair).marked()),
+        Some(_) => m.conns(|conns| conns.get(&pair).place.marked()),
     };
-    update(m, &pair, |conn| conn.note_mark(bump, true, m.now()));
+    update(m, &pair, |conn| conn.place.move_to_chosen(bump));
     m.tell(News::Marked(marked));
     if bump.is_none() {
         put_back(m, &live, was).await?;

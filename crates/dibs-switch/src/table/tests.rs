@@ -2,7 +2,7 @@ use super::*;
 use crate::conns::Version;
 use crate::conns::tests::{bump, pair};
 use crate::locks::GRACE;
-use crate::marks::Hand;
+use crate::marks::{Hand, STRAGGLERS};
 use dibs_wire::FlowKey;
 
 const SOCKET: Socket = Socket(77);
@@ -54,15 +54,22 @@ fn a_name_holds_for_one_socket() {
 
 #[test]
 fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
-    let (mut conn, by_rule) = (Conn::default(), false);
-    conn.handle_followed(BumpId::new(3));
-    conn.move_to_left(START);
-    let new = conn.move_to_mark(None, by_rule, START);
+    let leaves = true;
+    let [left, back] = [None, BumpId::new(1)].map(|bump| Mark {
+        leaves,
+        ..Mark::moved(pair(), bump)
+    });
+    let mut conn = Conn::default();
+    conn.place.handle_followed(BumpId::new(3));
+    let new = conn.move_to_mark(&left, START);
     assert_eq!((new.chosen, new.was), (true, BumpId::new(3)));
-    assert_eq!((conn.followed(), conn.has_left()), (None, true));
-    assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
-    let new = conn.move_to_mark(BumpId::new(1), by_rule, START);
-    assert_eq!((new.chosen, new.was, conn.has_left()), (false, None, false));
+    assert_eq!((conn.place.followed(), conn.place.has_left()), (None, true));
+    assert!(!conn.place.may_follow(START) && conn.place.may_follow(START + STRAGGLERS));
+    let new = conn.move_to_mark(&back, START);
+    assert_eq!(
+        (new.chosen, new.was, conn.place.has_left()),
+        (false, None, false)
+    );
 }
 
 #[test]
@@ -75,8 +82,8 @@ fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
     ] {
         let mut conns = ConnTable::default();
         choose(&mut conns, 1);
-        let (bump, by) = (bump(1), Hand::Other);
-        conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
+        let handed = Hand::Other.on(bump(1));
+        conns.update(&pair(), |conn| conn.place.hand_over(handed));
         assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
         let gone = socket.is_none() && !passes;
         assert_eq!(conns == ConnTable::default(), gone);
@@ -167,7 +174,7 @@ fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
     assert_eq!(conn, Conn::default());
     let by = Some(Hand::Peer);
     assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
-    conn.move_to_mark(None, false, START);
+    conn.move_to_mark(&Mark::moved(pair(), None), START);
     let later = START + STRAGGLERS;
     let straggles = conn.handle_mark(seen(2, false), by, START);
     assert_eq!(straggles, Foreign::Straggler);
@@ -188,7 +195,7 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
         assert!(!conn.is_chosen_elsewhere(seen(1, true)));
         assert!(conn.is_chosen_elsewhere(seen(3, true)));
-        conn.note_mark(BumpId::new(3), true, START);
+        conn.place.move_to_chosen(BumpId::new(3));
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
         conn.choice.propose(SOCKET, None, 7, 0);
         assert!(conn.knows(seen(0, false)), "the peer is asked");
