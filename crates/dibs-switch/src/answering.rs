@@ -11,8 +11,9 @@ use dibs_wire::FlowKey;
 use crate::conns::{Choice, Socket, Version};
 use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch, Unanswered};
+use crate::phase::Moving;
 use crate::plausible::{Hosts, Implausible};
-use crate::table::{Conn, ConnTable, Moving};
+use crate::table::{Conn, ConnTable};
 
 /// Request of a peer's SWITCH.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +143,7 @@ impl Wanted {
             let judged = self.judge_one(conn, (pair, version), here, now);
             if matches!(judged, Err(Refusal::Older(_))) {
                 match here.required.filter(|_| !self.switch.explicit) {
-                    None => conn.telling.tell_later(conn.choice.get(), now),
+                    None => conn.telling.tell_later(conn.in_force(), now),
                     // What is chosen is overruled here: the peer did not say so before, for a rule of its own.
                     required => {
                         (conn.telling).handle_moved(required, Err(Unanswered::NotAsked), now)
@@ -178,13 +179,14 @@ impl Wanted {
         let unproved = here.on.filter(|_| !is_proved);
         // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
         let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
+        let crossed = conn.phase.moving().filter(crosses);
         let is_word = !switch.explicit && !switch.ready;
         let is_free = here.ruled.is_none() && unproved.is_none();
-        if is_word && conn.moving.as_ref().is_some_and(crosses) && is_free {
+        if let Some(moving) = crossed.filter(|_| is_word && is_free) {
             if version.generation == 0 && self.hosts.own > self.hosts.peer {
                 return Err(Refusal::Older(0));
             }
-            conn.moving = None;
+            conn.phase.end_moving(moving);
         }
         let own = here
             .required
@@ -222,10 +224,14 @@ impl Wanted {
             (true, asks) if asks || unproved.is_some() => {
                 choice.filter(|choice| choice.version > version)
             }
-            (true, _) => conn.choice.accept(socket, switch.bump, version).err(),
+            (true, _) => {
+                let accepted = conn.choice.accept(socket, switch.bump, version);
+                // The peer was asked about it, and tells it back.
+                accepted.map(|()| conn.phase.end_asked(version)).err()
+            }
         };
         if let Some(stands) = stands {
-            if stands.pending && !switch.explicit {
+            if conn.phase.asked() == Some(stands.version) && !switch.explicit {
                 return Err(Refusal::Undecided);
             }
             return Err(Refusal::Older(stands.version.generation));
@@ -286,14 +292,15 @@ impl Following {
                 _ => None,
             };
             let moves = matches!(self.next, Some(Step::Save | Step::Mark));
-            conn.arriving = moves && self.switch.bump.is_some();
+            let arrives = moves && self.switch.bump.is_some();
+            conn.phase.move_to_arriving(arrives);
         });
     }
 
     /// True if it does not follow a choice, and this host has moved it since it was judged, or a rule is about to.
     fn is_overtaken(&self, conn: &Conn) -> bool {
         let leaves = |moving: Moving| moving.ruled && moving.bump != self.switch.bump;
-        let moved = conn.place.written() != self.written || conn.moving.is_some_and(leaves);
+        let moved = conn.place.written() != self.written || conn.phase.moving().is_some_and(leaves);
         !self.switch.explicit && moved
     }
 
@@ -301,7 +308,7 @@ impl Following {
     /// to come up later. False if another choice stands by now, for which the connection falls silent, or moves.
     fn take_back(&self, conn: &mut Conn) -> bool {
         if self.switch.explicit {
-            return conn.choice.refuse(self.version, self.choice);
+            return conn.choice.take_back(self.version, self.choice);
         }
         conn.place.hand_over(self.handed);
         true
@@ -489,7 +496,9 @@ mod tests {
         });
         let moves = |hosts, generation, moving: Option<Moving>| {
             let mut conns = ConnTable::default();
-            conns.update(&pair(), |conn| conn.moving = moving);
+            moving.into_iter().for_each(|moving| {
+                conns.update(&pair(), |conn| conn.phase.move_to_moving(moving));
+            });
             let wanted = Wanted {
                 switch: ruled(1),
                 hosts,
@@ -500,7 +509,7 @@ mod tests {
             let version = Version { generation, host };
             let named = Named { pair, socket };
             let judged = wanted.judge(&mut conns, (named, version), Some(HERE), NOW);
-            (judged.err(), conns.get(&pair.reversed()).moving)
+            (judged.err(), conns.get(&pair.reversed()).phase.moving())
         };
         let higher = Hosts { own: 8, peer: 7 };
         let stays = (Some(Refusal::Older(0)), moving);
@@ -572,7 +581,7 @@ mod tests {
             following.handle_done(conns, Some(step) != fails);
             let moves = matches!(following.next(), Some(Step::Save | Step::Mark));
             let arriving = moves && following.switch.bump.is_some();
-            assert_eq!(conns.get(&pair()).arriving, arriving);
+            assert_eq!(conns.get(&pair()).phase.is_arriving(), arriving);
         }
         (steps, following.answer().0)
     }
@@ -651,12 +660,15 @@ mod tests {
     #[test]
     fn a_choice_that_waits_has_the_peer_ask_again_for_a_rule() {
         let mut conns = ConnTable::default();
-        let propose = |conn: &mut Conn| conn.choice.propose(SOCKET, None, HOSTS.own, 0).version;
-        let version = conns.update(&pair(), propose);
+        let version = conns.update(&pair(), |conn| {
+            let choice = conn.choice.propose(SOCKET, None, HOSTS.own, 0);
+            conn.phase.move_to_asked(choice.version);
+            choice.version
+        });
         let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();
         assert_eq!(refusal, Some(Refusal::Undecided));
         assert_eq!(Refusal::Undecided.answer().0, Outcome::Failed);
-        conns.update(&pair(), |conn| conn.choice.settle(version));
+        conns.update(&pair(), |conn| conn.phase.end_asked(version));
         let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();
         assert_eq!(refusal, Some(Refusal::Older(version.generation)));
     }

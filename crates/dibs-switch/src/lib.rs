@@ -11,6 +11,7 @@ pub mod marks;
 pub mod matching;
 pub mod messages;
 pub mod naming;
+pub mod phase;
 pub mod place;
 pub mod plausible;
 pub mod rules;

@@ -55,20 +55,23 @@ pub struct Mark {
 impl Mark {
     /// This bump, or plain, by no choice.
     pub fn moved(pair: FlowKey, bump: Option<BumpId>) -> Self {
-        Self {
-            explicit: false,
-            ..Self::chosen(pair, bump)
-        }
+        Self::new(pair, bump, false)
     }
 
     /// This bump, or plain, by choice.
     pub fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
+        Self::new(pair, bump, true)
+    }
+
+    /// This bump, or plain, by choice if `explicit`.
+    pub fn new(pair: FlowKey, bump: Option<BumpId>, explicit: bool) -> Self {
+        let (leaves, leads) = (false, false);
         Self {
             pair,
             bump,
-            explicit: true,
-            leaves: false,
-            leads: false,
+            explicit,
+            leaves,
+            leads,
         }
     }
 }

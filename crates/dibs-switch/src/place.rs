@@ -6,7 +6,7 @@ use dibs_core::Time;
 use dibs_settings::BumpId;
 
 use crate::marks::{Foreign, Hand, Handed, Mark, STRAGGLERS};
-use crate::table::Moving;
+use crate::phase::Moving;
 
 /// Time for which a peer is believed that a connection is to go to plain after plain was seen to carry it: with many
 /// connections the first ones wait until all are looked at.
@@ -203,10 +203,6 @@ impl Place {
 
     /// Forgets that, but not what the kernel says.
     pub(crate) fn forget(&mut self) {
-        let followed = self.followed;
-        *self = Self {
-            followed,
-            ..Self::default()
-        };
+        (self.handed, self.written, self.plain) = (None, None, None);
     }
 }

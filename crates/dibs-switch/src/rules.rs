@@ -67,11 +67,6 @@ where
         self.known.choice.of(self.socket)
     }
 
-    /// The bump that a rule that only the kernel can follow has it on.
-    fn by_kernel(&self) -> Option<BumpId> {
-        self.known.place.handed_by(Hand::Rule)
-    }
-
     /// The rule that requires its bump, if one does.
     pub fn requirement(&self) -> Option<&'a R> {
         self.find(|rule, fit| fit == Fit::Means && rule.level() == Level::Require)
@@ -79,7 +74,8 @@ where
 
     /// The rule that decides where nothing is chosen, if one does.
     pub fn deciding(&self) -> Option<&'a R> {
-        let by_kernel = self.by_kernel();
+        // The bump that a rule that only the kernel can follow has it on.
+        let by_kernel = self.known.place.handed_by(Hand::Rule);
         let decides = |rule: &R, fit| match fit {
             Fit::Means => true,
             Fit::May => by_kernel.is_some() && by_kernel == rule.bump(),
@@ -137,7 +133,7 @@ where
         let fit = gone.fit(self.live);
         let had_it = match fit {
             Fit::Means => true,
-            Fit::May => self.by_kernel() == Some(bump),
+            Fit::May => self.known.place.handed_by(Hand::Rule) == Some(bump),
             Fit::Not => false,
         };
         (had_it && self.choice().is_none() && !ruled()).then_some(fit)
@@ -173,7 +169,7 @@ where
 
     /// The bump that it is on while its mark says `marked`, if it is on one.
     pub fn is_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
-        let settled = || self.choice().filter(|choice| !choice.pending);
+        let settled = || self.choice().filter(|_| !self.known.is_asked());
         if let Some(rule) = self.requirement() {
             rule.bump()
         } else if let Some(choice) = settled() {
@@ -194,7 +190,7 @@ where
     /// choice; or by a rule, which takes it elsewhere with the next packet; or if it moves otherwise; or if the peer has it
     /// elsewhere by a rule.
     pub fn stays_on(&self, on: Option<BumpId>) -> Option<BumpId> {
-        if self.known.moving.is_some() {
+        if self.known.phase.moving().is_some() {
             return None;
         }
         let by_peer = self.known.place.handed_by(Hand::Peer);
@@ -203,7 +199,7 @@ where
         }
         let meant = match (self.requirement(), self.choice()) {
             (Some(rule), _) => rule.bump(),
-            (None, Some(choice)) => choice.bump.filter(|_| !choice.pending),
+            (None, Some(choice)) => choice.bump.filter(|_| !self.known.is_asked()),
             (None, None) => self.bump().or(on),
         };
         on.filter(|on| meant == Some(*on))
@@ -333,11 +329,7 @@ mod tests {
 
     fn chosen(number: u8) -> Conn {
         let mut known = Conn::default();
-        let version = known
-            .choice
-            .propose(SOCKET, BumpId::new(number), 7, 0)
-            .version;
-        known.choice.settle(version);
+        known.choice.propose(SOCKET, BumpId::new(number), 7, 0);
         known
     }
 
@@ -413,7 +405,8 @@ mod tests {
     fn what_is_about_to_leave_or_not_there_yet_does_not_stay() {
         let none = Conn::default();
         let mut asked = Conn::default();
-        asked.choice.propose(SOCKET, BumpId::new(1), 7, 0);
+        let choice = asked.choice.propose(SOCKET, BumpId::new(1), 7, 0);
+        asked.phase.move_to_asked(choice.version);
         for (rules, known, on, stays) in [
             (&[][..], &none, None, None),
             (&[][..], &none, BumpId::new(1), BumpId::new(1)),

@@ -12,6 +12,7 @@ use crate::conns::{Choice, Chosen, Meant, Socket};
 use crate::locks::Lock;
 use crate::marks::{Foreign, Hand, Mark, NewMark, SeenMark};
 use crate::messages::{Answer, Named};
+use crate::phase::Phase;
 use crate::place::Place;
 use crate::plausible::Implausible;
 use crate::telling::Telling;
@@ -28,33 +29,20 @@ pub struct ConnTable(BTreeMap<FlowKey, Conn>);
 pub struct Conn {
     /// Choice for it.
     pub choice: Chosen,
-    /// Place of it: what its mark says.
+    /// Place: what its mark says.
     pub place: Place,
+    /// Phase: what is under way with it.
+    pub phase: Phase,
     /// Lock: it takes nothing in plain.
     pub lock: Lock,
     /// Dues to the peer: it is still to be told of the choice, or asked again.
     pub telling: Telling,
     /// Its socket here, and how the other end names its own.
     name: Option<(Socket, Socket)>,
-    /// Another program chose this bump, which is in use, and we have not taken it up yet.
-    awaited: Option<BumpId>,
-    /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
-    pub(crate) arriving: bool,
-    /// Move by no choice that is under way: the mark is ahead of our record, or behind it.
-    pub moving: Option<Moving>,
     /// Word of the peer, when it was last asked, that it has the connection elsewhere.
     apart: bool,
     /// End of a connection that passed this host was seen. Nobody knows it of others without an entry in conntrack.
-    pub ended: bool,
-}
-
-/// Move by no choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moving {
-    /// The bump; none: to plain.
-    pub bump: Option<BumpId>,
-    /// A rule here has it go there. Otherwise the peer's word ends the move.
-    pub ruled: bool,
+    ended: bool,
 }
 
 static NOTHING: LazyLock<Conn> = LazyLock::new(Conn::default);
@@ -79,9 +67,20 @@ impl Conn {
         self.telling.handle_moved(None, answer, now);
     }
 
+    /// True if the peer is asked for its part in the choice.
+    pub fn is_asked(&self) -> bool {
+        self.choice.get().is_some() && self.in_force().is_none()
+    }
+
+    /// The choice, unless the peer is asked for its part in it.
+    pub fn in_force(&self) -> Option<Choice> {
+        let asked = self.phase.asked();
+        { self.choice.get() }.filter(|choice| asked != Some(choice.version))
+    }
+
     /// True if nothing here is about to move it.
     pub fn rests(&self) -> bool {
-        self.moving.is_none() && !self.choice.get().is_some_and(|choice| choice.pending)
+        self.phase.moving().is_none() && !self.is_asked()
     }
 
     /// Notes whether the peer has it elsewhere; returns whether it had so before, too. One that is just moving is not.
@@ -100,16 +99,16 @@ impl Conn {
 
     /// True if a mark is as our record has it, or as the kernel's rules make it.
     pub fn knows(&self, mark: SeenMark) -> bool {
-        let moves = self.moving.is_some() && self.choice.get().is_none();
+        let moves = self.phase.moving().is_some() && self.choice.get().is_none();
         if moves && !self.is_chosen_elsewhere(mark) {
             return true;
         }
         let written = self.place.written() == Some(mark.bump);
         match (self.choice.get(), mark.chosen) {
             // What stood before, while the peer is asked.
-            (Some(choice), false) => choice.pending,
+            (Some(_), false) => self.is_asked(),
             // Another choice than these is another program's, and later.
-            (Some(choice), true) => written || mark.bump == choice.bump && !choice.pending,
+            (Some(choice), true) => written || mark.bump == choice.bump && !self.is_asked(),
             (None, true) => mark.bump.is_none() && self.place.has_left(),
             (None, false) if written => true,
             (None, false) => match (mark.bump, self.place.handed()) {
@@ -121,7 +120,7 @@ impl Conn {
 
     /// True if this mark takes it off a bump, and that is not our own doing.
     pub fn is_taken_off(&self, mark: SeenMark) -> bool {
-        let is_ours = self.moving.is_some() || self.choice.get().is_some();
+        let is_ours = self.phase.moving().is_some() || self.choice.get().is_some();
         mark.bump.is_none() && !mark.chosen && !is_ours
     }
 
@@ -185,14 +184,14 @@ impl Conn {
         }
     }
 
-    /// Another program chose this bump.
-    pub fn move_to_awaited(&mut self, bump: Option<BumpId>) {
-        self.awaited = bump;
+    /// It has an entry, and goes on.
+    pub(crate) fn begin(&mut self) {
+        self.ended = false;
     }
 
-    /// Ends the wait for a choice of another program, which was taken up or was not; what it chose since still waits.
-    pub fn end_awaited(&mut self, bump: Option<BumpId>) {
-        self.awaited = self.awaited.filter(|awaited| Some(*awaited) != bump);
+    /// True if it passed this host and has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended
     }
 
     /// True if anything is known of it that stands in its mark.
@@ -207,15 +206,14 @@ impl Conn {
 
     /// The choice for it, once it is in force and the kernel knows.
     pub fn settled(&self) -> Option<Choice> {
-        let choice = self.choice.get().filter(|choice| !choice.pending);
-        choice.filter(|_| !self.arriving)
+        self.in_force().filter(|_| !self.phase.is_arriving())
     }
 
     /// The bumps that it needs.
     pub fn bumps(&self) -> impl Iterator<Item = BumpId> {
         let chosen = self.choice.get().and_then(|choice| choice.bump);
         let handed = self.place.handed().map(|handed| handed.bump);
-        [chosen, handed, self.awaited].into_iter().flatten()
+        [chosen, handed, self.phase.awaited()].into_iter().flatten()
     }
 }
 
@@ -243,9 +241,8 @@ impl ConnTable {
 
     /// Connections that are on a bump only because plain does not carry them, and that bump.
     pub fn kept(&self) -> impl Iterator<Item = (&FlowKey, BumpId)> {
-        self.0
-            .iter()
-            .filter_map(|(pair, conn)| Some((pair, conn.place.handed_by(Hand::Kept)?)))
+        let kept = |conn: &Conn| conn.place.handed_by(Hand::Kept);
+        { self.0.iter() }.filter_map(move |(pair, conn)| Some((pair, kept(conn)?)))
     }
 
     /// How a question names a connection.
@@ -323,7 +320,9 @@ impl ConnTable {
         let mut told = Vec::new();
         self.update_all(|pair, conn| {
             if meant(pair) {
-                let choice = conn.telling.take_due(conn.choice.get(), now);
+                let choice = conn
+                    .telling
+                    .take_due(conn.choice.get(), conn.is_asked(), now);
                 told.extend(choice.map(|choice| (*pair, choice)));
             }
         });
@@ -341,7 +340,7 @@ impl ConnTable {
     pub fn take_moved(&mut self, now: Time) -> Vec<(FlowKey, Option<BumpId>)> {
         let mut moved = Vec::new();
         self.update_all(|pair, conn| {
-            let bump = conn.telling.take_moved(conn.choice.get(), now);
+            let bump = conn.telling.take_moved(conn.is_asked(), now);
             moved.extend(bump.map(|bump| (*pair, bump)));
         });
         moved

@@ -224,10 +224,8 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
         let _turn = daemon.kernel.marking().await;
         let choices: Vec<(FlowKey, Choice)> = {
             let known = &daemon.state.borrow().conns;
-            let settled = pairs
-                .iter()
-                .filter_map(|pair| Some((*pair, known.get(pair).choice.get()?)));
-            settled.filter(|(_, choice)| !choice.pending).collect()
+            let choice = |pair: &FlowKey| Some((*pair, known.get(pair).in_force()?));
+            pairs.iter().filter_map(choice).collect()
         };
         let chosen: Vec<FlowKey> = choices.iter().map(|(pair, _)| *pair).collect();
         let lives = match connections::sockets_of(&daemon.kernel, &chosen).await {
@@ -259,7 +257,7 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
 /// that nor the lock. Where it is by its own rules it stays.
 async fn forget_choice(daemon: &Daemon, pair: &FlowKey, choice: Choice) -> Result<(), MarkError> {
     let given_up = daemon.update(pair, |conn| {
-        let given_up = conn.choice.give_up(choice.version);
+        let given_up = conn.choice.take_back(choice.version, None);
         if given_up {
             conn.lock.release();
         }
@@ -329,7 +327,7 @@ impl State {
     pub(crate) fn known(&self) -> Known {
         let mut known = Known::default();
         for (pair, conn) in self.conns.iter() {
-            let chosen = conn.choice.get().filter(|choice| !choice.pending);
+            let chosen = conn.in_force();
             match chosen.map_or(conn.place.followed(), |choice| choice.bump) {
                 Some(_) => known.bumped.insert(*pair),
                 None if chosen.is_some() => known.plain.insert(*pair),
@@ -495,7 +493,7 @@ pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
 
 /// Whether a connection that has no entry may live all the same.
 pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
-    connections::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).ended
+    connections::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).has_ended()
 }
 
 /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
@@ -583,7 +581,6 @@ pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> any
 
 /// True if a choice for a connection is under way.
 pub(crate) fn is_moving(daemon: &Daemon, live: &Live) -> bool {
-    let state = daemon.state.borrow();
-    let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    choice.is_some_and(|choice| choice.pending)
+    let conns = &daemon.state.borrow().conns;
+    conns.get(&live.pair).phase.asked().is_some()
 }

@@ -132,7 +132,7 @@ pub(crate) async fn retire(daemon: &Daemon) -> anyhow::Result<()> {
         let mut state = daemon.state.borrow_mut();
         let used = state.in_use();
         // While a peer is asked for its part, the connection stands where it stood: on any of them.
-        let asked = state.conns.choices().any(|(_, choice)| choice.pending);
+        let asked = state.conns.iter().any(|(_, conn)| conn.is_asked());
         for (bump, unused) in &mut state.installed {
             *unused = match asked || used.contains(bump) {
                 true => 0,

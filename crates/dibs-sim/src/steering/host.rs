@@ -293,7 +293,7 @@ impl Host {
 
     pub(super) fn choice(&self, pair: &FlowKey) -> Option<Choice> {
         match &*self.daemon.borrow() {
-            Some(daemon) => daemon.conns.get(pair).choice.get(),
+            Some(daemon) => daemon.conns.get(pair).in_force(),
             None => {
                 let file = self.file.borrow();
                 let saved = file.choices.iter().find(|(p, _)| p == pair);
@@ -465,8 +465,7 @@ impl Host {
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
     pub(super) fn put_choice(&self, chains: &mut Chains, pair: FlowKey) {
-        let choice = self.choice(&pair).filter(|choice| !choice.pending);
-        if let Some(choice) = choice {
+        if let Some(choice) = self.choice(&pair) {
             let highest = &mut *self.highest.borrow_mut();
             let highest = highest.entry(pair).or_default();
             *highest = (*highest).max(choice.version);
@@ -689,13 +688,14 @@ impl Host {
         };
         let highest = self.highest.borrow();
         for (pair, choice) in daemon.conns.choices() {
+            let asked = daemon.conns.get(&pair).is_asked();
             let mark = chains.mark(&pair);
             if mark.locked && daemon.conns.get(&pair).lock.locked() != mark.bump {
                 return Err(format!(
                     "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
                 ));
             }
-            if highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
+            if highest.get(&pair).is_some_and(|h| *h > choice.version) && !asked {
                 return Err(format!(
                     "the choice for {pair:?} went back to {:?}",
                     choice.version

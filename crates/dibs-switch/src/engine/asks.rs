@@ -170,11 +170,9 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                 let pair = live.pair();
                 if asked.handle_silent(conns, still.contains(&pair)) {
                     leaving.push(Mark {
-                        pair,
-                        bump,
-                        explicit,
                         leaves: true,
                         leads: true,
+                        ..Mark::new(pair, bump, explicit)
                     });
                 } else if still.contains(&pair) {
                     staying.push(pair);

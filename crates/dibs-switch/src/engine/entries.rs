@@ -49,10 +49,7 @@ pub async fn handle_new<M: Machine>(
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
     m.note_followed(ends, entry.mark.bump).await;
     let settled = m.conns(|conns| {
-        let is_settled = |pair: &&FlowKey| {
-            let choice = conns.get(pair).choice.get();
-            choice.is_some_and(|choice| !choice.pending)
-        };
+        let is_settled = |pair: &&FlowKey| conns.get(pair).in_force().is_some();
         ends.iter().find(is_settled).copied()
     });
     let marked = match settled {
@@ -60,7 +57,7 @@ pub async fn handle_new<M: Machine>(
         Some(pair) if !entry.mark.chosen => restore(m, pair, false).await.map(|()| None),
         _ => handle_mark(m, ends, entry, None).await,
     };
-    m.conns(|conns| conns.update_each(ends, |conn| conn.ended = false));
+    m.conns(|conns| conns.update_each(ends, Conn::begin));
     marked
 }
 
@@ -118,11 +115,9 @@ pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Faul
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing comes that it could
     // follow anew.
     let lost: Vec<FlowKey> = m.conns(|conns| {
-        let followed = conns
-            .iter()
-            .filter(|(_, conn)| conn.place.followed().is_some());
-        let followed = followed.map(|(pair, _)| *pair);
-        followed.filter(|pair| !tracked.contains(pair)).collect()
+        let follows = |conn: &Conn| conn.place.followed().is_some();
+        let lost = { conns.iter() }.filter(|(pair, conn)| follows(conn) && !tracked.contains(pair));
+        lost.map(|(pair, _)| *pair).collect()
     });
     for pair in lost {
         restore(m, pair, m.may_pass(&pair)).await?;
@@ -179,9 +174,7 @@ pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
 async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M::Fault> {
     let (settled, had) = m.conns(|conns| {
         let conn = conns.get(&pair);
-        let choice = conn.choice.get();
-        let asked = choice.is_some_and(|choice| choice.pending);
-        (choice.is_some() && !asked, conn.place.had(asked))
+        (conn.in_force().is_some(), conn.place.had(conn.is_asked()))
     });
     if !settled && had.is_none() {
         return Ok(());
@@ -191,10 +184,7 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     match had {
         _ if lives && settled => all_of::<M>(m.mark_choices(&[pair]).await),
         Some((bump, explicit)) if lives => {
-            let mark = Mark {
-                explicit,
-                ..Mark::moved(pair, bump)
-            };
+            let mark = Mark::new(pair, bump, explicit);
             all_of::<M>(m.mark(|| vec![mark]).await)
         }
         Some(_) => {
@@ -251,7 +241,7 @@ async fn handle_mark<M: Machine>(
     let by = { mark.bump }.and_then(|bump| m.ruling(&live, |ruling| ruling.hand_of(bump)));
     let foreign = update(m, &pair, |conn| conn.handle_mark(mark, by, m.now()));
     match foreign {
-        Foreign::Chosen => update(m, &pair, |conn| conn.move_to_awaited(mark.bump)),
+        Foreign::Chosen => update(m, &pair, |conn| conn.phase.move_to_awaited(mark.bump)),
         Foreign::News => {}
         Foreign::Lost if m.is_steering() => all_of::<M>(m.mark_choices(&[pair]).await)?,
         Foreign::Straggler => all_of::<M>(switches::mark_moved(m, &[pair], None).await)?,
@@ -289,7 +279,7 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
     } = marked;
     if marked.chosen {
         let followed = follow_choice(m, marked).await;
-        update(m, &conn.pair(), |conn| conn.end_awaited(bump));
+        update(m, &conn.pair(), |conn| conn.phase.end_awaited(bump));
         return followed;
     }
     m.tell(News::Marked(marked));
@@ -354,10 +344,6 @@ async fn put_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Res
     if m.is_outside(bump) {
         return Ok(());
     }
-    let pair = live.pair();
-    let mark = Mark {
-        explicit,
-        ..Mark::moved(pair, bump)
-    };
+    let mark = Mark::new(live.pair(), bump, explicit);
     all_of::<M>(m.mark(|| vec![mark]).await)
 }

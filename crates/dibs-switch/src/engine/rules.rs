@@ -15,8 +15,8 @@ use crate::conns::{Meant, Version};
 use crate::knock::Refusal;
 use crate::marks::Hand;
 use crate::messages::{Answer, Outcome, Switch, Unanswered};
+use crate::phase::Moving;
 use crate::rules::Fit;
-use crate::table::Moving;
 
 /// Connections that stay on their bumps only because plain does not carry them, and why.
 pub type Kept = BTreeMap<FlowKey, Refusal>;
@@ -297,7 +297,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
             if is_plain && conn.place.marked().is_none() {
                 conn.place.note_plain(m.now());
             }
-            conn.moving = Some(*moving);
+            conn.phase.move_to_moving(*moving);
         });
     }
     let kept = match bump.is_none() && !goal.force {
@@ -306,7 +306,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     };
     // The peer may have ended it meanwhile.
     let goes_on = |(pair, moving): &(FlowKey, Moving)| {
-        m.conns(|conns| conns.get(pair).moving) == Some(*moving) && !kept.contains_key(pair)
+        m.conns(|conns| conns.get(pair).phase.moving()) == Some(*moving) && !kept.contains_key(pair)
     };
     let going: BTreeMap<FlowKey, Moving> = { moving.iter().copied() }.filter(goes_on).collect();
     lives.retain(|live| going.contains_key(&live.pair()));
@@ -321,9 +321,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
         }
     }
     for (pair, moving) in &moving {
-        update(m, pair, |conn| {
-            conn.moving = conn.moving.filter(|it| it != moving)
-        });
+        update(m, pair, |conn| conn.phase.end_moving(*moving));
     }
     m.wake(Task::Confirm);
     kept

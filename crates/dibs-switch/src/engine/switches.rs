@@ -255,7 +255,7 @@ pub(super) async fn give_in<M: Machine>(
     version: Version,
     own: u64,
 ) {
-    if update(m, &pair, |conn| conn.choice.give_up(version)) {
+    if update(m, &pair, |conn| conn.choice.take_back(version, None)) {
         or_warn(m, m.save());
         follow_peer(m, peer, pair, own).await;
         let conn = or_warn(m, m.find(&[pair]).await).and_then(|found| found.get(&pair).copied());

@@ -3,6 +3,7 @@ use crate::conns::Version;
 use crate::conns::tests::{bump, pair};
 use crate::locks::GRACE;
 use crate::marks::{Hand, STRAGGLERS};
+use crate::phase::Moving;
 use dibs_wire::FlowKey;
 
 const SOCKET: Socket = Socket(77);
@@ -10,11 +11,7 @@ const START: Time = Time::from_nanos(1_000_000_000_000);
 
 fn choose(conns: &mut ConnTable, number: u8) {
     conns.update(&pair(), |conn| {
-        let version = conn
-            .choice
-            .propose(SOCKET, BumpId::new(number), 7, 0)
-            .version;
-        conn.choice.settle(version);
+        conn.choice.propose(SOCKET, BumpId::new(number), 7, 0);
     });
 }
 
@@ -28,9 +25,9 @@ fn who_has_nothing_to_say_has_no_entry() {
     let mut conns = ConnTable::default();
     assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
     assert_eq!(conns, ConnTable::default());
-    conns.update(&pair(), |conn| conn.moving = Some(MOVING));
+    conns.update(&pair(), |conn| conn.phase.move_to_moving(MOVING));
     assert!(conns != ConnTable::default());
-    conns.update_each([&pair()], |conn| conn.moving = None);
+    conns.update_each([&pair()], |conn| conn.phase.end_moving(MOVING));
     assert_eq!(conns, ConnTable::default());
     let version = Version::default();
     let told = |conn: &mut Conn| conn.telling.tell(version, START);
@@ -158,9 +155,9 @@ fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
     let mut conn = Conn::default();
     assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
     assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
-    conn.moving = Some(MOVING);
+    conn.phase.move_to_moving(MOVING);
     assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
-    conn.moving = None;
+    conn.phase.end_moving(MOVING);
     let by = Some(Hand::Other);
     assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
     assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);
@@ -190,14 +187,15 @@ fn a_choice_outlives_a_mark_that_lost_it() {
     conns.update(&pair(), |conn| {
         assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
         // Nor does a move by no choice take it off, which the choice has overtaken (seed 330008752).
-        conn.moving = Some(MOVING);
+        conn.phase.move_to_moving(MOVING);
         assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
         assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
         assert!(!conn.is_chosen_elsewhere(seen(1, true)));
         assert!(conn.is_chosen_elsewhere(seen(3, true)));
         conn.place.move_to_chosen(BumpId::new(3));
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
-        conn.choice.propose(SOCKET, None, 7, 0);
+        let asked = conn.choice.propose(SOCKET, None, 7, 0);
+        conn.phase.move_to_asked(asked.version);
         assert!(conn.knows(seen(0, false)), "the peer is asked");
         // What another program chose meanwhile stays if nothing comes of that (seed 360000931).
         assert!(!conn.knows(seen(0, true)));
