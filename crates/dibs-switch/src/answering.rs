@@ -11,8 +11,9 @@ use dibs_wire::FlowKey;
 use crate::conns::{Choice, Socket, Version};
 use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch, Unanswered};
+use crate::phase::Moving;
 use crate::plausible::{Hosts, Implausible};
-use crate::table::{Conn, ConnTable, Moving};
+use crate::table::{Conn, ConnTable};
 
 /// Request of a peer's SWITCH.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +143,7 @@ impl Wanted {
             let judged = self.judge_one(conn, (pair, version), here, now);
             if matches!(judged, Err(Refusal::Older(_))) {
                 match here.required.filter(|_| !self.switch.explicit) {
-                    None => conn.telling.tell_later(conn.choice.get(), now),
+                    None => conn.telling.tell_later(conn.in_force(), now),
                     // What is chosen is overruled here: the peer did not say so before, for a rule of its own.
                     required => {
                         (conn.telling).handle_moved(required, Err(Unanswered::NotAsked), now)
@@ -166,7 +167,7 @@ impl Wanted {
         }
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
-        let (choice, handed) = (conn.choice.of(socket), conn.handed());
+        let (choice, handed) = (conn.choice.of(socket), conn.place.handed());
         // A choice that stands here is above a rule that does not require its bump. What the peer's rules want is not:
         // the kernel has the connection where ours do with the next packet.
         let has_it = |choice: Choice| choice.version >= version || choice.bump == switch.bump;
@@ -174,17 +175,18 @@ impl Wanted {
             true => switch.bump.is_none() && !choice.is_some_and(has_it),
             false => choice.is_none(),
         });
-        let is_proved = switch.bump.is_some() || switch.force || conn.has_proof(now);
+        let is_proved = switch.bump.is_some() || switch.force || conn.place.has_proof(now);
         let unproved = here.on.filter(|_| !is_proved);
         // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
         let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
+        let crossed = conn.phase.moving().filter(crosses);
         let is_word = !switch.explicit && !switch.ready;
         let is_free = here.ruled.is_none() && unproved.is_none();
-        if is_word && conn.moving.as_ref().is_some_and(crosses) && is_free {
+        if let Some(moving) = crossed.filter(|_| is_word && is_free) {
             if version.generation == 0 && self.hosts.own > self.hosts.peer {
                 return Err(Refusal::Older(0));
             }
-            conn.moving = None;
+            conn.phase.end_moving(moving);
         }
         let own = here
             .required
@@ -197,7 +199,7 @@ impl Wanted {
             version,
             choice,
             handed,
-            written: conn.written(),
+            written: conn.place.written(),
             next: Some(Step::Unlock),
             refusal: own.map(Refusal::OwnRule),
             failed: false,
@@ -207,8 +209,8 @@ impl Wanted {
             let is_word = is_word || !switch.explicit && switch.bump.is_none();
             let is_free = |to: Handed| matches!(to.by, Hand::Peer | Hand::Kept);
             if is_word && handed.is_none_or(is_free) {
-                let (wanted, by) = (switch.bump.filter(|_| version.generation > 0), Hand::Peer);
-                conn.hand_over(wanted.map(|bump| Handed { bump, by }));
+                let wanted = switch.bump.filter(|_| version.generation > 0);
+                conn.place.hand_over(Hand::Peer.on(wanted));
             }
             // The peer goes there all the same: what it sends is not to be dropped for a lock.
             let leaves = !switch.explicit && !switch.ready && switch.bump.is_some();
@@ -222,10 +224,14 @@ impl Wanted {
             (true, asks) if asks || unproved.is_some() => {
                 choice.filter(|choice| choice.version > version)
             }
-            (true, _) => conn.choice.accept(socket, switch.bump, version).err(),
+            (true, _) => {
+                let accepted = conn.choice.accept(socket, switch.bump, version);
+                // The peer was asked about it, and tells it back.
+                accepted.map(|()| conn.phase.end_asked(version)).err()
+            }
         };
         if let Some(stands) = stands {
-            if stands.pending && !switch.explicit {
+            if conn.phase.asked() == Some(stands.version) && !switch.explicit {
                 return Err(Refusal::Undecided);
             }
             return Err(Refusal::Older(stands.version.generation));
@@ -236,20 +242,18 @@ impl Wanted {
         };
         if let Some(bump) = unproved {
             // The peer does not want it there any more.
-            let by_peer = conn.handed().is_none_or(|to| to.by == Hand::Peer);
+            let by_peer = conn.place.handed().is_none_or(|to| to.by == Hand::Peer);
             if is_word && by_peer {
-                let by = Hand::Kept;
-                conn.hand_over(Some(Handed { bump, by }));
+                conn.place.hand_over(Hand::Kept.on(bump));
             }
             return Err(Refusal::Unproved(bump));
         }
-        if switch.bump.is_some() && conn.marked().is_none() {
-            conn.note_plain(now);
+        if switch.bump.is_some() && conn.place.marked().is_none() {
+            conn.place.note_plain(now);
         }
         let is_new = !switch.ready && was != Some(switch.bump);
         if is_new && !switch.explicit {
-            let (bump, by) = (switch.bump, Hand::Peer);
-            conn.hand_over(bump.map(|bump| Handed { bump, by }));
+            conn.place.hand_over(Hand::Peer.on(switch.bump));
         }
         Ok(Following {
             is_new,
@@ -288,14 +292,15 @@ impl Following {
                 _ => None,
             };
             let moves = matches!(self.next, Some(Step::Save | Step::Mark));
-            conn.arriving = moves && self.switch.bump.is_some();
+            let arrives = moves && self.switch.bump.is_some();
+            conn.phase.move_to_arriving(arrives);
         });
     }
 
     /// True if it does not follow a choice, and this host has moved it since it was judged, or a rule is about to.
     fn is_overtaken(&self, conn: &Conn) -> bool {
         let leaves = |moving: Moving| moving.ruled && moving.bump != self.switch.bump;
-        let moved = conn.written() != self.written || conn.moving.is_some_and(leaves);
+        let moved = conn.place.written() != self.written || conn.phase.moving().is_some_and(leaves);
         !self.switch.explicit && moved
     }
 
@@ -303,9 +308,9 @@ impl Following {
     /// to come up later. False if another choice stands by now, for which the connection falls silent, or moves.
     fn take_back(&self, conn: &mut Conn) -> bool {
         if self.switch.explicit {
-            return conn.choice.refuse(self.version, self.choice);
+            return conn.choice.take_back(self.version, self.choice);
         }
-        conn.hand_over(self.handed);
+        conn.place.hand_over(self.handed);
         true
     }
 
@@ -423,8 +428,8 @@ mod tests {
             };
             let is_ruled = !switch.explicit && generation > 0;
             let wants = switch.bump.filter(|_| is_ruled).map(by_peer);
-            assert_eq!(conns.get(&pair()).handed(), wants);
-            conns.update(&pair(), |conn| conn.hand_over(None));
+            assert_eq!(conns.get(&pair()).place.handed(), wants);
+            conns.update(&pair(), |conn| conn.place.hand_over(None));
             assert_eq!(conns, ConnTable::default());
         }
         // Only a rule that requires its bump stands above a choice for another one; a bound socket may be plain.
@@ -478,7 +483,7 @@ mod tests {
         let followed = follow(&mut conns, following, None);
         assert_eq!(followed, (vec![Step::Unlock], Outcome::OwnRule));
         let (bump, by) = (bump(1), Hand::Peer);
-        assert_eq!(conns.get(&pair()).handed(), Some(Handed { bump, by }));
+        assert_eq!(conns.get(&pair()).place.handed(), Some(Handed { bump, by }));
     }
 
     /// Both hosts move a connection, which other programs put on different bumps.
@@ -491,7 +496,9 @@ mod tests {
         });
         let moves = |hosts, generation, moving: Option<Moving>| {
             let mut conns = ConnTable::default();
-            conns.update(&pair(), |conn| conn.moving = moving);
+            moving.into_iter().for_each(|moving| {
+                conns.update(&pair(), |conn| conn.phase.move_to_moving(moving));
+            });
             let wanted = Wanted {
                 switch: ruled(1),
                 hosts,
@@ -502,7 +509,7 @@ mod tests {
             let version = Version { generation, host };
             let named = Named { pair, socket };
             let judged = wanted.judge(&mut conns, (named, version), Some(HERE), NOW);
-            (judged.err(), conns.get(&pair.reversed()).moving)
+            (judged.err(), conns.get(&pair.reversed()).phase.moving())
         };
         let higher = Hosts { own: 8, peer: 7 };
         let stays = (Some(Refusal::Older(0)), moving);
@@ -537,14 +544,14 @@ mod tests {
             bump: bump(number),
             by,
         });
-        conns.update(&pair(), |conn| conn.hand_over(Some(kept)));
+        conns.update(&pair(), |conn| conn.place.hand_over(Some(kept)));
         let here = Here {
             ruled: Some(kept.bump),
             ..HERE
         };
         let judged = judge(&mut conns, ruled(1), 1, Some(here));
         assert_eq!(judged.err(), Some(Refusal::OwnRule(kept.bump)));
-        assert_eq!(conns.get(&pair()).handed(), Some(wanted));
+        assert_eq!(conns.get(&pair()).place.handed(), Some(wanted));
     }
 
     /// Rules of both hosts want one bump by now, and the choice for another was made before (seed 320002143).
@@ -574,7 +581,7 @@ mod tests {
             following.handle_done(conns, Some(step) != fails);
             let moves = matches!(following.next(), Some(Step::Save | Step::Mark));
             let arriving = moves && following.switch.bump.is_some();
-            assert_eq!(conns.get(&pair()).arriving, arriving);
+            assert_eq!(conns.get(&pair()).phase.is_arriving(), arriving);
         }
         (steps, following.answer().0)
     }
@@ -620,7 +627,7 @@ mod tests {
                 on: BumpId::new(2),
                 ..HERE
             });
-            conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(2)));
+            conns.update(&pair(), |conn| conn.place.handle_followed(BumpId::new(2)));
             let unproved = conns.clone();
             let judged = judge(&mut conns, switch, 1, here).map(drop);
             let refused = Err(Refusal::Unproved(bump(2)));
@@ -628,13 +635,13 @@ mod tests {
             if !forced {
                 let conn = conns.get(&pair());
                 assert_eq!(conn.choice.get(), None);
-                assert_eq!(conn.handed().map(|to| to.by), kept, "{switch:?}");
+                assert_eq!(conn.place.handed().map(|to| to.by), kept, "{switch:?}");
             }
             // A knock was heard, or it has just come from plain.
             for (since, follows) in [(119, true), (121, false)] {
                 let mut conns = unproved.clone();
                 let at = Time::from_nanos(NOW.as_nanos() - since * 1_000_000_000);
-                conns.update(&pair(), |conn| conn.note_plain(at));
+                conns.update(&pair(), |conn| conn.place.note_plain(at));
                 let judged = judge(&mut conns, switch, 1, here);
                 assert_eq!(judged.is_ok(), follows || forced, "{switch:?}");
             }
@@ -642,23 +649,26 @@ mod tests {
         let mut conns = ConnTable::default();
         assert!(judge(&mut conns, ruled(2), 0, Some(HERE)).is_ok());
         let on = BumpId::new(2);
-        conns.update(&pair(), |conn| conn.handle_followed(on));
+        conns.update(&pair(), |conn| conn.place.handle_followed(on));
         assert!(judge(&mut conns, ruled(0), 0, Some(Here { on, ..HERE })).is_ok());
         // Nobody asks of what another program's device carries.
         let mut conns = ConnTable::default();
-        conns.update(&pair(), |conn| conn.handle_followed(BumpId::new(9)));
+        conns.update(&pair(), |conn| conn.place.handle_followed(BumpId::new(9)));
         assert!(judge(&mut conns, ruled(0), 0, Some(HERE)).is_ok());
     }
 
     #[test]
     fn a_choice_that_waits_has_the_peer_ask_again_for_a_rule() {
         let mut conns = ConnTable::default();
-        let propose = |conn: &mut Conn| conn.choice.propose(SOCKET, None, HOSTS.own, 0).version;
-        let version = conns.update(&pair(), propose);
+        let version = conns.update(&pair(), |conn| {
+            let choice = conn.choice.propose(SOCKET, None, HOSTS.own, 0);
+            conn.phase.move_to_asked(choice.version);
+            choice.version
+        });
         let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();
         assert_eq!(refusal, Some(Refusal::Undecided));
         assert_eq!(Refusal::Undecided.answer().0, Outcome::Failed);
-        conns.update(&pair(), |conn| conn.choice.settle(version));
+        conns.update(&pair(), |conn| conn.phase.end_asked(version));
         let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();
         assert_eq!(refusal, Some(Refusal::Older(version.generation)));
     }
@@ -699,7 +709,7 @@ mod tests {
             assert!(following.is_new);
             let after = conns.clone();
             follow(&mut conns, following, Some(Mark));
-            let handed = conns.get(&pair()).handed();
+            let handed = conns.get(&pair()).place.handed();
             assert_eq!(handed.map(|handed| handed.bump), before);
             conns = after;
         }

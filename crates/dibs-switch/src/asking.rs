@@ -5,8 +5,9 @@ use dibs_settings::BumpId;
 
 use crate::conns::{Choice, Meant, Socket, Version};
 use crate::messages::{Answer, Outcome, Switch, Unanswered};
+use crate::phase::Moving;
 use crate::plausible::Implausible;
-use crate::table::{Conn, ConnTable, Moving};
+use crate::table::{Conn, ConnTable};
 
 /// The switch of one connection, of which its peer is asked for its part.
 ///
@@ -121,14 +122,12 @@ impl Negotiation {
         host: u64,
     ) -> Option<Self> {
         let before = conns.get(&conn.pair).choice.of(conn.socket);
-        if before.is_some_and(|choice| choice.pending) {
+        if conns.get(&conn.pair).phase.asked().is_some() {
             return None;
         }
-        let propose = |known: &mut Conn| known.choice.propose(conn.socket, bump, host, 0);
-        let choice = conns.update(&conn.pair, propose);
         Some(Self {
             explicit: true,
-            version: choice.version,
+            version: propose(conns, conn, bump, (host, 0)),
             before,
             origin,
             ..Self::by_rule(conn, Moving { bump, ruled: false }, host)
@@ -160,8 +159,10 @@ impl Negotiation {
 
     /// Takes the choice back before anybody was asked.
     pub fn withdraw(&self, conns: &mut ConnTable) {
-        let take_back = |conn: &mut Conn| conn.choice.take_back(self.version, self.before);
-        conns.update(&self.conn.pair, take_back);
+        conns.update(&self.conn.pair, |conn| {
+            conn.phase.end_asked(self.version);
+            conn.choice.take_back(self.version, self.before);
+        });
     }
 
     /// The peer did not answer for others, and is not asked for this one.
@@ -271,10 +272,8 @@ impl Negotiation {
                 // Unless that later choice has come here meanwhile: then it stands.
                 let stood = choice.of(socket);
                 if let Some(stood) = stood.filter(|stood| stood.version == self.version) {
-                    let (bump, host) = (self.bump, self.version.host);
-                    let propose =
-                        |conn: &mut Conn| conn.choice.propose(socket, bump, host, generation);
-                    self.version = conns.update(&pair, propose).version;
+                    let above = (self.version.host, generation);
+                    self.version = propose(conns, self.conn, self.bump, above);
                     self.phase = Phase::Saving { ready, stood };
                 }
             }
@@ -292,8 +291,11 @@ impl Negotiation {
             let again = true;
             self.phase = Phase::Asking { ready, again };
         } else {
-            let take_back = |conn: &mut Conn| conn.choice.take_back(self.version, Some(stood));
-            conns.update(&self.conn.pair, take_back);
+            conns.update(&self.conn.pair, |conn| {
+                if conn.choice.take_back(self.version, Some(stood)) {
+                    conn.phase.move_to_asked(stood.version);
+                }
+            });
             self.version = stood.version;
             let older = (Outcome::Older, stood.version.generation);
             self.phase = Phase::Answered(Ok(older));
@@ -315,7 +317,7 @@ impl Negotiation {
 
     /// True if nothing has ended a move by no choice.
     fn is_moving(&self, conns: &ConnTable) -> bool {
-        conns.get(&self.conn.pair).moving == Some(self.moving())
+        conns.get(&self.conn.pair).phase.moving() == Some(self.moving())
     }
 
     fn moving(&self) -> Moving {
@@ -335,7 +337,7 @@ impl Negotiation {
                 {
                     let note = |conn: &mut Conn| {
                         if let Ok((Outcome::Done, _)) = answer {
-                            conn.take_from_peer(self.moving());
+                            conn.place.take_from_peer(self.moving());
                         }
                         conn.telling.handle_moved(self.bump, answer, now);
                     };
@@ -401,21 +403,24 @@ impl Negotiation {
             Err(Unanswered::NoSession) => self.bump.is_none(),
             Err(_) => false,
         };
+        let is_told_back = !conn.phase.end_asked(version);
         let known = conn.choice.of(socket);
-        let Some(stands) = known.filter(|known| known.version == version) else {
+        if known.is_none_or(|known| known.version != version) {
             let ours = Choice {
                 bump: self.bump,
                 socket,
                 version,
-                pending: false,
             };
-            let stands = if agreed { Some(ours) } else { self.before };
+            let stands = if agreed || is_told_back {
+                Some(ours)
+            } else {
+                self.before
+            };
             conn.choice.overtake(version, stands);
             return Conclusion::Superseded;
-        };
+        }
         // Or it was told back, by a peer that agreed and restarted before its answer got here.
-        if agreed || !stands.pending {
-            conn.choice.settle(version);
+        if agreed || is_told_back {
             return Conclusion::InForce;
         }
         conn.choice.take_back(version, self.before);
@@ -429,13 +434,22 @@ impl Negotiation {
         }
         let bump = self.before.map_or(self.origin, |choice| choice.bump);
         let (host, above) = (version.host, version.generation);
-        let back = conn.choice.propose(socket, bump, host, above);
-        conn.choice.settle(back.version);
-        Conclusion::BroughtBack(Choice {
-            pending: false,
-            ..back
-        })
+        Conclusion::BroughtBack(conn.choice.propose(socket, bump, host, above))
     }
+}
+
+/// Makes a choice of a host that is later than a generation, too; the peer is to be asked about it.
+fn propose(
+    conns: &mut ConnTable,
+    Meant { pair, socket }: Meant,
+    bump: Option<BumpId>,
+    (host, above): (u64, u64),
+) -> Version {
+    conns.update(&pair, |conn| {
+        let version = conn.choice.propose(socket, bump, host, above).version;
+        conn.phase.move_to_asked(version);
+        version
+    })
 }
 
 #[cfg(test)]

@@ -48,9 +48,6 @@ pub struct Choice {
     pub socket: Socket,
     /// Against other choices.
     pub version: Version,
-    /// The peer has not answered yet, and the kernel has not been told.
-    #[serde(skip)]
-    pub pending: bool,
 }
 
 /// A connection that something is to be done with: this one, and no later one of the same ends.
@@ -92,7 +89,7 @@ impl Chosen {
     }
 
     /// Makes a choice of `host` that is later than what is known here, and later than generation
-    /// `above`. It is pending. Returns it.
+    /// `above`. Returns it.
     pub fn propose(
         &mut self,
         socket: Socket,
@@ -106,36 +103,19 @@ impl Chosen {
             bump,
             socket,
             version: Version { generation, host },
-            pending: true,
         };
         self.put(Some(choice));
         choice
     }
 
-    /// Ends the wait for the peer, unless a later choice has come meanwhile: then false.
-    pub fn settle(&mut self, version: Version) -> bool {
-        match &mut self.known {
-            Some(choice) if choice.version == version => {
-                choice.pending = false;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Takes the choice `version` back in favour of the one before, unless a later one has come or it
-    /// is in force meanwhile.
-    pub fn take_back(&mut self, version: Version, before: Option<Choice>) {
-        if self.stands(version) && self.known.is_some_and(|choice| choice.pending) {
-            self.put(before);
-        }
-    }
-
-    /// Forgets the choice `version` that was in force, unless a later one has come: then false.
-    pub fn give_up(&mut self, version: Version) -> bool {
+    /// Takes the choice `version` back in favour of the one before, unless a later one has come: then false. If the question
+    /// about the one before has ended meanwhile, what came of that stands.
+    pub fn take_back(&mut self, version: Version, before: Option<Choice>) -> bool {
         let stands = self.stands(version);
         if stands {
-            self.put(None);
+            let over = self.overtaken.as_deref();
+            let over = over.filter(|(of, _)| before.is_some_and(|before| before.version == *of));
+            self.put(over.map_or(before, |(_, instead)| *instead));
         }
         stands
     }
@@ -152,33 +132,14 @@ impl Chosen {
             // Said again.
             Some(known) if known.version == version && known.bump != bump => Err(known),
             _ => {
-                let pending = false;
                 self.put(Some(Choice {
                     bump,
                     socket,
                     version,
-                    pending,
                 }));
                 Ok(())
             }
         }
-    }
-
-    /// Takes the other end's choice `version`, which could not be carried out, back in favour of the one before:
-    /// the other end takes it back, too. False if another one stands by now.
-    pub fn refuse(&mut self, version: Version, before: Option<Choice>) -> bool {
-        let stands = self.stands(version);
-        if stands {
-            let overtaken = self.overtaken.as_deref().copied();
-            let is_over = |before: &Choice| {
-                before.pending && overtaken.is_some_and(|(version, _)| version == before.version)
-            };
-            self.put(match before {
-                Some(before) if is_over(&before) => overtaken.and_then(|(_, instead)| instead),
-                before => before,
-            });
-        }
-        stands
     }
 
     /// The question about the choice `version` is over, and another one has taken its place; `instead` would
@@ -247,11 +208,10 @@ pub(crate) mod tests {
     fn only_the_choice_that_was_refused_is_given_up() {
         let mut chosen = Chosen::default();
         let first = chosen.propose(SOCKET, None, 7, 0);
-        assert!(chosen.settle(first.version));
         let later = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
-        assert!(!chosen.give_up(first.version));
+        assert!(!chosen.take_back(first.version, None));
         assert_eq!(chosen.get(), Some(later));
-        assert!(chosen.give_up(later.version) && chosen.get().is_none());
+        assert!(chosen.take_back(later.version, None) && chosen.get().is_none());
     }
 
     /// Another connection has taken the ports before the choice was forgotten.
@@ -274,8 +234,7 @@ pub(crate) mod tests {
         chosen.take_back(first.version, None);
         assert!(chosen.get().is_none());
 
-        let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
-        assert!(chosen.settle(first.version));
+        chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         let settled = chosen.get();
         let second = chosen.propose(SOCKET, None, 7, 0);
         assert_eq!(second.version.generation, 2);
@@ -290,8 +249,7 @@ pub(crate) mod tests {
         for earlier in [false, true] {
             let mut chosen = Chosen::default();
             if earlier {
-                let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
-                chosen.settle(first.version);
+                chosen.propose(SOCKET, BumpId::new(1), 7, 0);
             }
             let before = chosen.get();
             let ours = chosen.propose(SOCKET, BumpId::new(2), 7, 0);
@@ -300,7 +258,7 @@ pub(crate) mod tests {
             chosen.accept(SOCKET, None, theirs(8)).expect("it is later");
             // The question about ours goes on: whoever asks deals with it.
             let mut going = chosen.clone();
-            assert!(going.refuse(theirs(8), Some(ours)));
+            assert!(going.take_back(theirs(8), Some(ours)));
             assert_eq!(going.get(), Some(ours));
 
             chosen.overtake(ours.version, before);
@@ -308,10 +266,10 @@ pub(crate) mod tests {
             later
                 .accept(SOCKET, BumpId::new(3), theirs(9))
                 .expect("later");
-            assert!(!later.refuse(theirs(8), Some(ours)));
+            assert!(!later.take_back(theirs(8), Some(ours)));
             assert_eq!(later.get().and_then(|c| c.bump), BumpId::new(3));
 
-            assert!(chosen.refuse(theirs(8), Some(ours)));
+            assert!(chosen.take_back(theirs(8), Some(ours)));
             assert_eq!(chosen.get(), before, "{earlier}");
         }
     }
@@ -325,25 +283,8 @@ pub(crate) mod tests {
             host: 8,
         };
         assert_eq!(chosen.accept(SOCKET, None, theirs), Ok(()));
-        chosen.take_back(ours.version, None);
-        assert!(!chosen.settle(ours.version));
+        assert!(!chosen.take_back(ours.version, None));
         assert_eq!(chosen.get().map(|c| c.version), Some(theirs));
-    }
-
-    /// The peer accepted, restarted, and told it back; then the question came again, and found the
-    /// connection gone.
-    #[test]
-    fn a_choice_that_was_told_back_is_not_taken_back() {
-        let mut chosen = Chosen::default();
-        let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
-        assert!(chosen.settle(first.version));
-        let before = chosen.get();
-        let ours = chosen.propose(SOCKET, None, 7, 0);
-        assert!(chosen.get().is_some_and(|choice| choice.pending));
-        assert_eq!(chosen.accept(SOCKET, None, ours.version), Ok(()));
-        assert!(chosen.get().is_some_and(|choice| !choice.pending));
-        chosen.take_back(ours.version, before);
-        assert_eq!(chosen.get().map(|c| c.version), Some(ours.version));
     }
 
     proptest! {
@@ -355,7 +296,6 @@ pub(crate) mod tests {
             for (second, bump, deliver) in steps {
                 let from = usize::from(second);
                 let choice = ends[from].propose(SOCKET, BumpId::new(bump), from as u64, 0);
-                ends[from].settle(choice.version);
                 wire.push((1 - from, bump, choice.version));
                 if deliver % 2 == 0 {
                     let (to, bump, version) = wire.swap_remove(deliver / 2 % wire.len());

@@ -37,6 +37,7 @@ pub mod switches;
 pub mod tells;
 pub mod wants;
 
+pub use crate::marks::Mark;
 pub use asks::ROUND;
 use entries::{Ends, Marked};
 
@@ -54,39 +55,6 @@ pub trait Live: Copy {
     /// Its ends.
     fn pair(&self) -> FlowKey {
         self.meant().pair
-    }
-}
-
-/// A mark that a connection is to have.
-#[derive(Clone, Copy, Debug)]
-pub struct Mark {
-    /// The connection.
-    pub pair: FlowKey,
-    /// The bump; none: plain.
-    pub bump: Option<BumpId>,
-    /// True if somebody chose so.
-    pub explicit: bool,
-    /// True if it leaves for plain before its peer does, and stays silent until that has followed.
-    pub leads: bool,
-}
-
-impl Mark {
-    /// This bump, or plain, by no choice.
-    pub fn moved(pair: FlowKey, bump: Option<BumpId>) -> Self {
-        Self {
-            explicit: false,
-            ..Self::chosen(pair, bump)
-        }
-    }
-
-    /// This bump, or plain, by choice.
-    pub fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
-        Self {
-            pair,
-            bump,
-            explicit: true,
-            leads: false,
-        }
     }
 }
 
@@ -438,7 +406,7 @@ fn or_warn<M: Machine, T>(m: &M, result: Result<T, M::Fault>) -> Option<T> {
 
 /// The bump that a connection stands on, by whatever reason. It may have come to one since it was found.
 pub fn stands_on<M: Machine>(m: &M, live: &M::Live) -> Option<BumpId> {
-    let known = || m.conns(|conns| conns.get(&live.pair()).marked());
+    let known = || m.conns(|conns| conns.get(&live.pair()).place.marked());
     let marked = m.marked(live).or_else(known);
     m.ruling(live, |ruling| ruling.stands_on(marked))
 }

@@ -11,6 +11,8 @@ pub mod marks;
 pub mod matching;
 pub mod messages;
 pub mod naming;
+pub mod phase;
+pub mod place;
 pub mod plausible;
 pub mod rules;
 pub mod shadow;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dibs_core::Time;
 use dibs_settings::BumpId;
+use dibs_wire::FlowKey;
 
 /// Time for which packets that came by a bump after their connection had left it do not pull it back.
 pub const STRAGGLERS: Duration = Duration::from_secs(5);
@@ -30,15 +30,50 @@ pub enum Hand {
     Kept,
 }
 
-/// Mark that we gave a connection last, or took up from another program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Its bump, if it has one.
+impl Hand {
+    /// Place where it puts a connection, if it does.
+    pub fn on(self, bump: impl Into<Option<BumpId>>) -> Option<Handed> {
+        bump.into().map(|bump| Handed { bump, by: self })
+    }
+}
+
+/// Mark that a connection is to have.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    /// The connection.
+    pub pair: FlowKey,
+    /// The bump; none: plain.
     pub bump: Option<BumpId>,
-    /// OVERRIDE is set.
-    pub chosen: bool,
-    /// Time at which it left a bump for plain.
-    pub left: Option<Time>,
+    /// True if somebody chose so.
+    pub explicit: bool,
+    /// True if its far end may still send by the bump that it leaves for plain by no choice: that does not pull it back.
+    pub leaves: bool,
+    /// True if it leaves for plain before its peer does, and stays silent until that has followed.
+    pub leads: bool,
+}
+
+impl Mark {
+    /// This bump, or plain, by no choice.
+    pub fn moved(pair: FlowKey, bump: Option<BumpId>) -> Self {
+        Self::new(pair, bump, false)
+    }
+
+    /// This bump, or plain, by choice.
+    pub fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
+        Self::new(pair, bump, true)
+    }
+
+    /// This bump, or plain, by choice if `explicit`.
+    pub fn new(pair: FlowKey, bump: Option<BumpId>, explicit: bool) -> Self {
+        let (leaves, leads) = (false, false);
+        Self {
+            pair,
+            bump,
+            explicit,
+            leaves,
+            leads,
+        }
+    }
 }
 
 /// Mark that a connection is to have, by all that is known of it.

@@ -145,7 +145,6 @@ mod tests {
                 bump: BumpId::new(3),
                 socket: SOCKET,
                 version: version(generation, host),
-                pending: false,
             };
             chosen.restore(choice);
             let found = chosen.make_plausible(7, &[8, 9]);

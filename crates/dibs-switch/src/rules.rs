@@ -5,7 +5,7 @@ use dibs_wire::FlowKey;
 
 use crate::answering::Here;
 use crate::conns::{Choice, Socket};
-use crate::marks::{Hand, Handed};
+use crate::marks::Hand;
 use crate::messages::Outcome;
 use crate::table::{Conn, ConnTable};
 
@@ -67,12 +67,6 @@ where
         self.known.choice.of(self.socket)
     }
 
-    /// The bump that a rule that only the kernel can follow has it on.
-    fn by_kernel(&self) -> Option<BumpId> {
-        let handed = self.known.handed();
-        handed.filter(|to| to.by == Hand::Rule).map(|to| to.bump)
-    }
-
     /// The rule that requires its bump, if one does.
     pub fn requirement(&self) -> Option<&'a R> {
         self.find(|rule, fit| fit == Fit::Means && rule.level() == Level::Require)
@@ -80,7 +74,8 @@ where
 
     /// The rule that decides where nothing is chosen, if one does.
     pub fn deciding(&self) -> Option<&'a R> {
-        let by_kernel = self.by_kernel();
+        // The bump that a rule that only the kernel can follow has it on.
+        let by_kernel = self.known.place.handed_by(Hand::Rule);
         let decides = |rule: &R, fit| match fit {
             Fit::Means => true,
             Fit::May => by_kernel.is_some() && by_kernel == rule.bump(),
@@ -105,11 +100,11 @@ where
     pub fn goes_again(&self, went: Option<BumpId>) -> Option<Option<BumpId>> {
         // What plain did not carry is to go there still.
         let handed = || {
-            let handed = self.known.handed().filter(|to| to.by != Hand::Kept);
+            let handed = self.known.place.handed().filter(|to| to.by != Hand::Kept);
             handed.map(|handed| handed.bump)
         };
         // What the peer could not do may stand in the record still, but this host has gone there.
-        let is_there = || handed() == went || self.known.marked() == went;
+        let is_there = || handed() == went || self.known.place.marked() == went;
         let stays = || self.deciding().is_none() && is_there();
         match (self.choice(), self.bump()) {
             (Some(_), _) => None,
@@ -138,7 +133,7 @@ where
         let fit = gone.fit(self.live);
         let had_it = match fit {
             Fit::Means => true,
-            Fit::May => self.by_kernel() == Some(bump),
+            Fit::May => self.known.place.handed_by(Hand::Rule) == Some(bump),
             Fit::Not => false,
         };
         (had_it && self.choice().is_none() && !ruled()).then_some(fit)
@@ -174,7 +169,7 @@ where
 
     /// The bump that it is on while its mark says `marked`, if it is on one.
     pub fn is_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
-        let settled = || self.choice().filter(|choice| !choice.pending);
+        let settled = || self.choice().filter(|_| !self.known.is_asked());
         if let Some(rule) = self.requirement() {
             rule.bump()
         } else if let Some(choice) = settled() {
@@ -187,7 +182,7 @@ where
 
     /// The same, by whatever reason.
     pub fn stands_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
-        let handed = || self.known.handed().map(|handed| handed.bump);
+        let handed = || self.known.place.handed().map(|handed| handed.bump);
         self.is_on(marked).or_else(handed)
     }
 
@@ -195,16 +190,16 @@ where
     /// choice; or by a rule, which takes it elsewhere with the next packet; or if it moves otherwise; or if the peer has it
     /// elsewhere by a rule.
     pub fn stays_on(&self, on: Option<BumpId>) -> Option<BumpId> {
-        if self.known.moving.is_some() {
+        if self.known.phase.moving().is_some() {
             return None;
         }
-        let is_elsewhere = |to: Handed| to.by == Hand::Peer && Some(to.bump) != on;
-        if self.choice().is_none() && self.known.handed().is_some_and(is_elsewhere) {
+        let by_peer = self.known.place.handed_by(Hand::Peer);
+        if self.choice().is_none() && by_peer.is_some() && by_peer != on {
             return None;
         }
         let meant = match (self.requirement(), self.choice()) {
             (Some(rule), _) => rule.bump(),
-            (None, Some(choice)) => choice.bump.filter(|_| !choice.pending),
+            (None, Some(choice)) => choice.bump.filter(|_| !self.known.is_asked()),
             (None, None) => self.bump().or(on),
         };
         on.filter(|on| meant == Some(*on))
@@ -275,9 +270,9 @@ impl Wants {
         }
         self.bumps = bumps;
         conns.update_all(|pair, conn| {
-            let by_peer = conn.handed().filter(|handed| handed.by == Hand::Peer);
-            if by_peer.is_some_and(|handed| !self.needs(handed.bump)) && is_of_peer(pair) {
-                conn.hand_over(None);
+            let by_peer = conn.place.handed_by(Hand::Peer);
+            if by_peer.is_some_and(|bump| !self.needs(bump)) && is_of_peer(pair) {
+                conn.place.hand_over(None);
             }
         });
         None
@@ -334,17 +329,13 @@ mod tests {
 
     fn chosen(number: u8) -> Conn {
         let mut known = Conn::default();
-        let version = known
-            .choice
-            .propose(SOCKET, BumpId::new(number), 7, 0)
-            .version;
-        known.choice.settle(version);
+        known.choice.propose(SOCKET, BumpId::new(number), 7, 0);
         known
     }
 
     fn handed(number: u8, by: Hand) -> Conn {
         let (bump, mut known) = (bump(number), Conn::default());
-        known.hand_over(Some(Handed { bump, by }));
+        known.place.hand_over(by.on(bump));
         known
     }
 
@@ -414,7 +405,8 @@ mod tests {
     fn what_is_about_to_leave_or_not_there_yet_does_not_stay() {
         let none = Conn::default();
         let mut asked = Conn::default();
-        asked.choice.propose(SOCKET, BumpId::new(1), 7, 0);
+        let choice = asked.choice.propose(SOCKET, BumpId::new(1), 7, 0);
+        asked.phase.move_to_asked(choice.version);
         for (rules, known, on, stays) in [
             (&[][..], &none, None, None),
             (&[][..], &none, BumpId::new(1), BumpId::new(1)),
@@ -545,12 +537,12 @@ mod tests {
         );
         for (by, stays) in [(Hand::Peer, false), (Hand::Other, true)] {
             let mut conns = ConnTable::default();
-            let handed = Handed { bump: bump(1), by };
-            conns.update(&pair(), |conn| conn.hand_over(Some(handed)));
+            let handed = by.on(bump(1));
+            conns.update(&pair(), |conn| conn.place.hand_over(handed));
             let mut wants = wants;
             assert_eq!(want(&mut wants, &mut conns, 4, 1 << 2), None);
             assert!(wants.needs(bump(2)) && !wants.needs(bump(1)));
-            assert_eq!(conns.get(&pair()).handed().is_some(), stays);
+            assert_eq!(conns.get(&pair()).place.handed().is_some(), stays);
         }
         wants.handle_restart();
         assert_eq!(want(&mut wants, &mut conns, 1, 0), None);

@@ -52,8 +52,8 @@ impl Telling {
 
     /// The peer asked for what is older than what is in force here, so it does not know of that: it is told, unless
     /// a later choice comes of what it asks.
-    pub fn tell_later(&mut self, known: Option<Choice>, now: Time) {
-        if let Some(choice) = known.filter(|choice| !choice.pending) {
+    pub fn tell_later(&mut self, in_force: Option<Choice>, now: Time) {
+        if let Some(choice) = in_force {
             self.begin(Some(choice.version), now + TELL_AGAIN);
         }
     }
@@ -84,11 +84,11 @@ impl Telling {
     }
 
     /// Choice, of what is `known`, that the peer is to be told by now. It is not due any more until its
-    /// [answer](Self::handle_answer). Behind a choice that waits, and may come to nothing, it waits, too.
-    pub fn take_due(&mut self, known: Option<Choice>, now: Time) -> Option<Choice> {
+    /// [answer](Self::handle_answer). Behind a choice that is `asked`, and may come to nothing, it waits, too.
+    pub fn take_due(&mut self, known: Option<Choice>, asked: bool, now: Time) -> Option<Choice> {
         let take = |dues: &mut Dues| {
             let due = dues.choice.take()?;
-            if known.is_some_and(|choice| choice.pending) {
+            if asked {
                 let at = now + TELL_AGAIN;
                 dues.choice = Some(Due { at, ..due });
                 return None;
@@ -100,11 +100,11 @@ impl Telling {
     }
 
     /// Bump to which a rule moved the connection, if the peer is to be asked for its part again by now. It is not due
-    /// any more until its [answer](Self::handle_moved). Behind a choice that waits, it waits, too.
-    pub fn take_moved(&mut self, known: Option<Choice>, now: Time) -> Option<Option<BumpId>> {
+    /// any more until its [answer](Self::handle_moved). Behind a choice that is `asked`, it waits, too.
+    pub fn take_moved(&mut self, asked: bool, now: Time) -> Option<Option<BumpId>> {
         let take = |dues: &mut Dues| {
             let moved = dues.moved.take()?;
-            if known.is_some_and(|choice| choice.pending) {
+            if asked {
                 let at = Some(now + TELL_AGAIN);
                 dues.moved = Some(Moved { at, ..moved });
                 return None;
@@ -164,9 +164,7 @@ mod tests {
 
     /// A choice that is in force.
     fn choose(chosen: &mut Chosen, bump: u8) -> Choice {
-        let version = chosen.propose(SOCKET, BumpId::new(bump), 7, 0).version;
-        chosen.settle(version);
-        chosen.get().expect("it was just made")
+        chosen.propose(SOCKET, BumpId::new(bump), 7, 0)
     }
 
     #[test]
@@ -180,7 +178,7 @@ mod tests {
             Ok((Outcome::Older, 9)),
             Ok((Outcome::Failed, 1)),
         ] {
-            assert_eq!(telling.take_due(chosen.get(), START), Some(choice));
+            assert_eq!(telling.take_due(chosen.get(), false, START), Some(choice));
             assert_eq!(telling.due(), None, "it was asked");
             let own = telling.handle_answer(choice.version, answer, START);
             assert_eq!((own, telling.due()), (None, Some(LATER)));
@@ -193,7 +191,7 @@ mod tests {
             (Ok((Outcome::OwnRule, 3)), Some(3)),
         ] {
             telling.tell(choice.version, START);
-            assert_eq!(telling.take_due(chosen.get(), START), Some(choice));
+            assert_eq!(telling.take_due(chosen.get(), false, START), Some(choice));
             let given = telling.handle_answer(choice.version, answer, START);
             assert_eq!((given, telling.due()), (own, None));
         }
@@ -206,18 +204,17 @@ mod tests {
         assert_eq!(telling.due(), None, "nothing is chosen");
         let choice = choose(&mut chosen, 1);
         telling.tell_later(chosen.get(), START);
-        assert_eq!(telling.take_due(chosen.get(), START), None);
+        assert_eq!(telling.take_due(chosen.get(), false, START), None);
         let mut other = (telling.clone(), chosen.clone());
-        assert_eq!(telling.take_due(chosen.get(), LATER), Some(choice));
+        assert_eq!(telling.take_due(chosen.get(), false, LATER), Some(choice));
         choose(&mut other.1, 2);
-        assert_eq!(other.0.take_due(other.1.get(), LATER), None);
+        assert_eq!(other.0.take_due(other.1.get(), false, LATER), None);
         assert_eq!(other.0, Telling::default());
     }
 
     #[test]
     fn a_peer_is_asked_until_it_follows_a_rule() {
-        let (mut telling, mut chosen) = (Telling::default(), Chosen::default());
-        let bump = BumpId::new(1);
+        let (mut telling, bump) = (Telling::default(), BumpId::new(1));
         for again in [
             Ok((Outcome::Failed, 0)),
             Err(Unanswered::Silent),
@@ -225,9 +222,9 @@ mod tests {
             Err(Unanswered::NotAsked),
         ] {
             telling.handle_moved(bump, again, START);
-            assert_eq!(telling.take_moved(None, START), None);
+            assert_eq!(telling.take_moved(false, START), None);
             assert_eq!(telling.moved_due(), Some(LATER));
-            assert_eq!(telling.take_moved(None, LATER), Some(bump));
+            assert_eq!(telling.take_moved(false, LATER), Some(bump));
             assert_eq!(telling, Telling::default(), "it was asked");
         }
         for (bump, answer, with_session) in [
@@ -240,17 +237,15 @@ mod tests {
             telling.handle_moved(bump, answer, START);
             assert_eq!(telling.moved_due(), None);
             telling.handle_session(LATER);
-            assert_eq!(telling.take_moved(None, LATER), with_session);
+            assert_eq!(telling.take_moved(false, LATER), with_session);
             assert_eq!(telling, Telling::default());
         }
         // A choice may stand above it, once it is in force.
         telling.handle_moved(bump, Err(Unanswered::Silent), START);
-        let version = chosen.propose(SOCKET, None, 7, 0).version;
-        assert_eq!(telling.take_moved(chosen.get(), LATER), None);
+        assert_eq!(telling.take_moved(true, LATER), None);
         assert_eq!(telling.moved_due(), Some(LATER + TELL_AGAIN));
-        chosen.settle(version);
         let later = LATER + TELL_AGAIN;
-        assert_eq!(telling.take_moved(chosen.get(), later), Some(bump));
+        assert_eq!(telling.take_moved(false, later), Some(bump));
         assert_eq!(telling, Telling::default());
     }
 
@@ -261,15 +256,15 @@ mod tests {
         let before = choose(&mut chosen, 1);
         let later = chosen.propose(SOCKET, BumpId::new(2), 7, 0);
         telling.tell_all(START);
-        assert_eq!(telling.take_due(chosen.get(), START), None);
+        assert_eq!(telling.take_due(chosen.get(), true, START), None);
         assert_eq!(telling.due(), Some(LATER));
         chosen.take_back(later.version, Some(before));
-        assert_eq!(telling.take_due(chosen.get(), LATER), Some(before));
+        assert_eq!(telling.take_due(chosen.get(), false, LATER), Some(before));
         // What was to be told alone is part of what stands.
         telling.tell_later(chosen.get(), START);
         telling.tell_all(START);
         let choice = choose(&mut chosen, 3);
-        assert_eq!(telling.take_due(chosen.get(), START), Some(choice));
+        assert_eq!(telling.take_due(chosen.get(), false, START), Some(choice));
         assert_eq!(telling, Telling::default());
     }
 }

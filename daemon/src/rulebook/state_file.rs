@@ -325,7 +325,6 @@ mod tests {
                 generation: 2,
                 host: u64::MAX,
             },
-            pending: false,
         };
         Saved {
             next_rule: 1002,

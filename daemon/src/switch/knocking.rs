@@ -450,7 +450,7 @@ impl Shown {
     async fn look(daemon: &Daemon) -> anyhow::Result<Option<Self>> {
         let is_bumped = |pair: &&FlowKey| {
             let state = daemon.state.borrow();
-            let bump = state.conns.get(pair).marked();
+            let bump = state.conns.get(pair).place.marked();
             daemon.bumps.inside(bump).is_some()
         };
         let bumped: Vec<FlowKey> = {

@@ -57,18 +57,13 @@ fn all_fail(pairs: impl Iterator<Item = FlowKey>, error: dibs_policy::Error) -> 
     pairs.map(|pair| (pair, Arc::clone(&error))).collect()
 }
 
-/// Notes what a connection's mark says from now on.
-pub(crate) fn note_mark(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, chosen: bool) {
-    daemon.update(pair, |conn| conn.note_mark(bump, chosen, now()));
-}
-
 /// What a user chooses here is later than what other programs chose before.
 pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs_policy::Error> {
     let _turn = daemon.kernel.marking().await;
     let mut conntrack = daemon.kernel.conntrack()?;
     for Live { pair, .. } in lives {
         if let Some(bump) = taken(daemon, &mut conntrack, pair).await? {
-            note_mark(daemon, pair, bump, true);
+            daemon.update(pair, |conn| conn.place.move_to_chosen(bump));
         }
     }
     Ok(())
@@ -166,10 +161,7 @@ async fn put_one(
     looks: bool,
 ) -> Result<Option<BumpId>, dibs_policy::Error> {
     let Mark {
-        pair,
-        bump,
-        explicit,
-        leads,
+        pair, bump, leads, ..
     } = *mark;
     if looks && let Some(other) = taken(daemon, conntrack, &pair).await? {
         tracing::debug!(
@@ -181,7 +173,7 @@ async fn put_one(
         end_drains(daemon, &pair);
         return Ok(other);
     }
-    let new = daemon.update(&pair, |conn| conn.move_to_mark(bump, explicit, now()));
+    let new = daemon.update(&pair, |conn| conn.move_to_mark(mark, now()));
     let layout = marks(&daemon.config);
     let (value, mask) = layout.whole(bump, new.chosen, new.locked);
     let elsewhere = daemon.bumps.device_of(bump).is_none();
@@ -232,10 +224,8 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
         let _turn = daemon.kernel.marking().await;
         let choices: Vec<(FlowKey, Choice)> = {
             let known = &daemon.state.borrow().conns;
-            let settled = pairs
-                .iter()
-                .filter_map(|pair| Some((*pair, known.get(pair).choice.get()?)));
-            settled.filter(|(_, choice)| !choice.pending).collect()
+            let choice = |pair: &FlowKey| Some((*pair, known.get(pair).in_force()?));
+            pairs.iter().filter_map(choice).collect()
         };
         let chosen: Vec<FlowKey> = choices.iter().map(|(pair, _)| *pair).collect();
         let lives = match connections::sockets_of(&daemon.kernel, &chosen).await {
@@ -267,7 +257,7 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
 /// that nor the lock. Where it is by its own rules it stays.
 async fn forget_choice(daemon: &Daemon, pair: &FlowKey, choice: Choice) -> Result<(), MarkError> {
     let given_up = daemon.update(pair, |conn| {
-        let given_up = conn.choice.give_up(choice.version);
+        let given_up = conn.choice.take_back(choice.version, None);
         if given_up {
             conn.lock.release();
         }
@@ -337,8 +327,8 @@ impl State {
     pub(crate) fn known(&self) -> Known {
         let mut known = Known::default();
         for (pair, conn) in self.conns.iter() {
-            let chosen = conn.choice.get().filter(|choice| !choice.pending);
-            match chosen.map_or(conn.followed(), |choice| choice.bump) {
+            let chosen = conn.in_force();
+            match chosen.map_or(conn.place.followed(), |choice| choice.bump) {
                 Some(_) => known.bumped.insert(*pair),
                 None if chosen.is_some() => known.plain.insert(*pair),
                 None => false,
@@ -471,7 +461,10 @@ pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<Bum
     };
     let mut backstop = daemon.kernel.backstop().await;
     let (was, chosen) = daemon.update(pair, |conn| {
-        (conn.handle_followed(bump), conn.choice.get().is_some())
+        (
+            conn.place.handle_followed(bump),
+            conn.choice.get().is_some(),
+        )
     });
     let place = match (bump, was) {
         (Some(_), None) => Place::Bumped,
@@ -500,7 +493,7 @@ pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
 
 /// Whether a connection that has no entry may live all the same.
 pub(crate) fn may_live(daemon: &Daemon, pair: &FlowKey) -> bool {
-    connections::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).ended
+    connections::passes(&daemon.host, pair) && !daemon.state.borrow().conns.get(pair).has_ended()
 }
 
 /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
@@ -570,10 +563,10 @@ pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> any
     while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
         sleep(LOOK_EVERY).await;
     }
-    let is_there = || daemon.state.borrow().conns.get(&live.pair).marked() == Some(bump);
+    let is_there = || daemon.state.borrow().conns.get(&live.pair).place.marked() == Some(bump);
     let may_leave = {
         let state = daemon.state.borrow();
-        let is_proved = state.conns.get(&live.pair).has_proof(now());
+        let is_proved = state.conns.get(&live.pair).place.has_proof(now());
         is_proved && state.ruling(live).requirement().is_none()
     };
     if is_there() && may_leave {
@@ -588,7 +581,6 @@ pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> any
 
 /// True if a choice for a connection is under way.
 pub(crate) fn is_moving(daemon: &Daemon, live: &Live) -> bool {
-    let state = daemon.state.borrow();
-    let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    choice.is_some_and(|choice| choice.pending)
+    let conns = &daemon.state.borrow().conns;
+    conns.get(&live.pair).phase.asked().is_some()
 }

@@ -301,7 +301,7 @@ async fn sweep(daemon: Rc<Daemon>) {
         let idle = {
             let state = daemon.state.borrow();
             let conns = || state.conns.iter().map(|(_, conn)| conn);
-            let moves = |conn: &Conn| conn.choice.get().is_some() || conn.has_left();
+            let moves = |conn: &Conn| conn.choice.get().is_some() || conn.place.has_left();
             state.installed.is_empty() && !conns().any(moves)
         };
         if idle {

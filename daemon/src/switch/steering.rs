@@ -109,7 +109,7 @@ pub(crate) async fn remove_all(daemon: &Daemon, for_good: bool) -> anyhow::Resul
         state.installed.clear();
         state.pinned.clear();
         state.conns.update_all(|_, conn| {
-            conn.handle_followed(None);
+            conn.place.handle_followed(None);
         });
     }
     daemon.kernel.backstop().await.remove().await?;
@@ -132,7 +132,7 @@ pub(crate) async fn retire(daemon: &Daemon) -> anyhow::Result<()> {
         let mut state = daemon.state.borrow_mut();
         let used = state.in_use();
         // While a peer is asked for its part, the connection stands where it stood: on any of them.
-        let asked = state.conns.choices().any(|(_, choice)| choice.pending);
+        let asked = state.conns.iter().any(|(_, conn)| conn.is_asked());
         for (bump, unused) in &mut state.installed {
             *unused = match asked || used.contains(bump) {
                 true => 0,

@@ -388,7 +388,7 @@ async fn take_back_renumbered(
         if renumbered.contains(&live.pair) {
             marking::take_back(daemon, bump, live).await?;
             *outcome = Err(marking::RENUMBERED.to_owned());
-        } else if daemon.state.borrow().conns.get(&live.pair).marked() != Some(bump) {
+        } else if daemon.state.borrow().conns.get(&live.pair).place.marked() != Some(bump) {
             *outcome = Err(TAKEN_BACK.to_owned());
         }
     }

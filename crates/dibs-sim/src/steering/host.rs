@@ -293,7 +293,7 @@ impl Host {
 
     pub(super) fn choice(&self, pair: &FlowKey) -> Option<Choice> {
         match &*self.daemon.borrow() {
-            Some(daemon) => daemon.conns.get(pair).choice.get(),
+            Some(daemon) => daemon.conns.get(pair).in_force(),
             None => {
                 let file = self.file.borrow();
                 let saved = file.choices.iter().find(|(p, _)| p == pair);
@@ -465,8 +465,7 @@ impl Host {
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
     pub(super) fn put_choice(&self, chains: &mut Chains, pair: FlowKey) {
-        let choice = self.choice(&pair).filter(|choice| !choice.pending);
-        if let Some(choice) = choice {
+        if let Some(choice) = self.choice(&pair) {
             let highest = &mut *self.highest.borrow_mut();
             let highest = highest.entry(pair).or_default();
             *highest = (*highest).max(choice.version);
@@ -476,16 +475,11 @@ impl Host {
 
     /// A connection's mark says this from now on.
     pub(super) fn put(&self, chains: &mut Chains, mark: NewMark) {
-        let NewMark {
-            pair,
-            bump,
-            explicit,
-            ..
-        } = mark;
+        let NewMark { pair, bump, .. } = mark;
         let daemon = &mut *self.daemon();
         let (new, lock) = daemon.conns.update(&pair, |conn| {
             conn.lock.enter(bump);
-            let new = conn.move_to_mark(bump, explicit, self.now.get());
+            let new = conn.move_to_mark(&mark, self.now.get());
             (new, conn.lock.locked())
         });
         chains.change(&pair, |known| {
@@ -656,7 +650,7 @@ impl Host {
             let daemon = &mut *self.daemon();
             daemon.asking = true;
             // Also of those that have not begun here.
-            let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
+            let any_left = daemon.conns.iter().any(|(_, conn)| conn.place.has_left());
             let any_silent = self.found.borrow().values().any(|found| !found.speaks);
             daemon.look_at = (any_left || any_silent).then_some(now + LOOK_EVERY);
         }
@@ -694,13 +688,14 @@ impl Host {
         };
         let highest = self.highest.borrow();
         for (pair, choice) in daemon.conns.choices() {
+            let asked = daemon.conns.get(&pair).is_asked();
             let mark = chains.mark(&pair);
             if mark.locked && daemon.conns.get(&pair).lock.locked() != mark.bump {
                 return Err(format!(
                     "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
                 ));
             }
-            if highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
+            if highest.get(&pair).is_some_and(|h| *h > choice.version) && !asked {
                 return Err(format!(
                     "the choice for {pair:?} went back to {:?}",
                     choice.version

@@ -9,7 +9,7 @@ use dibs_core::Time;
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
-use dibs_switch::conns::{Choice, Meant};
+use dibs_switch::conns::Meant;
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::{
@@ -175,11 +175,7 @@ impl Machine for Host {
 
     fn save(&self) -> Result<(), Unable> {
         let daemon = self.daemon();
-        let choices = daemon.conns.choices().map(|(pair, choice)| {
-            let pending = false;
-            (pair, Choice { pending, ..choice })
-        });
-        let choices: Vec<_> = choices.collect();
+        let choices: Vec<_> = daemon.conns.choices().collect();
         let file = &mut *self.file.borrow_mut();
         let wants = daemon.wants.bumps();
         if file
@@ -285,10 +281,9 @@ impl Machine for Host {
             let pair = live.pair();
             let daemon = self.daemon();
             let required = ruling(&daemon, live).requirement().map(|rule| rule.bump);
-            let choice = daemon.conns.get(&pair).choice.of(live.0.socket);
             let why = if required.is_some_and(|bump| Some(bump) != goal.bump) {
                 Seen::RequiredKept
-            } else if choice.is_some_and(|choice| choice.pending) {
+            } else if daemon.conns.get(&pair).phase.asked().is_some() {
                 Seen::BusyRefused
             } else if stuck.contains_key(&pair) {
                 Seen::PlainRefused
@@ -350,7 +345,7 @@ impl Machine for Host {
 
     async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {
         let conns = &mut self.daemon().conns;
-        conns.update(&ends[0], |conn| conn.handle_followed(bump));
+        conns.update(&ends[0], |conn| conn.place.handle_followed(bump));
     }
 
     async fn mend(&self, mends: &[(FlowKey, Mend)]) -> Result<(), Unable> {

@@ -97,10 +97,8 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
                 }
                 continue;
             };
-            let in_force = !choice.pending
-                && mark.chosen
-                && mark.bump == choice.bump
-                && mark.locked == (choice.bump.is_some());
+            let in_force =
+                mark.chosen && mark.bump == choice.bump && mark.locked == (choice.bump.is_some());
             if !in_force {
                 return Err(format!(
                     "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",

@@ -1,8 +1,11 @@
 //! What comes of questions, whatever happens meanwhile.
 
 use super::*;
+use crate::answering::{Here, Wanted};
 use crate::conns::tests::pair;
-use crate::marks::{Hand, Handed};
+use crate::marks::Hand;
+use crate::messages::Named;
+use crate::plausible::Hosts;
 use crate::telling::TELL_AGAIN;
 
 const SOCKET: Socket = Socket(77);
@@ -29,12 +32,30 @@ fn choice(conns: &ConnTable) -> Option<Choice> {
     conns.get(&pair()).choice.get()
 }
 
-/// Takes the peer's choice.
+/// Takes the peer's choice, or ours that it tells back.
 fn accept(conns: &mut ConnTable, number: u8, version: Version) {
-    let accepted = conns.update(&pair(), |conn| {
-        conn.choice.accept(SOCKET, BumpId::new(number), version)
-    });
-    assert_eq!(accepted, Ok(()));
+    let (own, peer, socket) = (HOST, HOST + 1, SOCKET);
+    let wanted = Wanted {
+        switch: Switch {
+            bump: BumpId::new(number),
+            explicit: true,
+            ready: false,
+            force: true,
+        },
+        hosts: Hosts { own, peer },
+        refusal: None,
+    };
+    let here = Here {
+        socket,
+        bound: false,
+        on: None,
+        required: None,
+        ruled: None,
+    };
+    let pair = pair().reversed();
+    let named = Named { pair, socket };
+    let judged = wanted.judge(conns, (named, version), Some(here), NOW);
+    assert!(judged.is_ok(), "{judged:?}");
 }
 
 /// A choice of ours for the bump of this number, on top of what stands.
@@ -79,7 +100,7 @@ fn by_rule(conns: &mut ConnTable, bump: u8) -> Negotiation {
         bump: BumpId::new(bump),
         ruled: false,
     };
-    conns.update(&conn().pair, |conn| conn.moving = Some(moving));
+    conns.update(&conn().pair, |conn| conn.phase.move_to_moving(moving));
     Negotiation::by_rule(conn(), moving, HOST)
 }
 
@@ -101,7 +122,7 @@ fn what_the_peer_agrees_to_or_cannot_know_of_yet_is_in_force() {
         };
         assert_eq!(conclusion, expected, "{bump} {answer:?}");
         assert_eq!(choice(&conns).is_some(), stands);
-        assert!(choice(&conns).is_none_or(|choice| !choice.pending));
+        assert!(!conns.get(&pair()).is_asked());
     }
 }
 
@@ -166,13 +187,13 @@ fn who_falls_silent_stays_if_another_choice_has_come() {
     let conclusion = conclude(&mut conns, asked, older);
     assert_eq!(conclusion, Conclusion::Superseded);
     // Were that choice not to be carried out, nothing of ours would wait for ever.
-    let ours = Choice {
-        bump: None,
-        socket: SOCKET,
+    let (bump, socket) = (None, SOCKET);
+    let ours = Some(Choice {
+        bump,
+        socket,
         version,
-        pending: true,
-    };
-    assert!(conns.update(&pair(), |conn| conn.choice.refuse(theirs, Some(ours))));
+    });
+    assert!(conns.update(&pair(), |conn| conn.choice.take_back(theirs, ours)));
     assert_eq!(choice(&conns), None);
 }
 
@@ -321,10 +342,7 @@ fn what_came_back_is_saved_then_marked_and_only_then_told() {
 /// (seed 340006425).
 #[test]
 fn what_the_peer_gave_up_is_where_it_went_instead() {
-    let handed = |number, by| {
-        let bump = BumpId::new(number)?;
-        Some(Handed { bump, by })
-    };
+    let handed = |number, by: Hand| by.on(BumpId::new(number));
     for (number, ruled, left) in [
         (2, false, handed(2, Hand::Other)),
         (3, false, handed(3, Hand::Peer)),
@@ -334,13 +352,13 @@ fn what_the_peer_gave_up_is_where_it_went_instead() {
         let mut conns = named();
         let bump = BumpId::new(number);
         conns.update(&conn().pair, |conn| {
-            conn.moving = Some(Moving { bump, ruled });
-            conn.hand_over(handed(3, Hand::Peer));
+            conn.phase.move_to_moving(Moving { bump, ruled });
+            conn.place.hand_over(handed(3, Hand::Peer));
         });
         let mut asked = Negotiation::by_rule(conn(), Moving { bump, ruled }, HOST);
         begin(&mut asked, false);
         assert_eq!(conclude(&mut conns, asked, DONE), Conclusion::InForce);
-        assert_eq!(conns.get(&conn().pair).handed(), left);
+        assert_eq!(conns.get(&conn().pair).place.handed(), left);
     }
 }
 
@@ -369,14 +387,14 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         let mut conns = named();
         let mut crossed = by_rule(&mut conns, 3);
         begin(&mut crossed, false);
-        conns.update(&conn().pair, |conn| conn.moving = None);
+        conns.update(&conn().pair, |conn| conn.phase.end_moving(crossed.moving()));
         assert_eq!(conclude(&mut conns, crossed, answer), conclusion);
     }
     // A rule here has it go there all the same.
     let mut conns = ConnTable::default();
     let (bump, ruled) = (BumpId::new(3), true);
     let moving = Moving { bump, ruled };
-    conns.update(&conn().pair, |conn| conn.moving = Some(moving));
+    conns.update(&conn().pair, |conn| conn.phase.move_to_moving(moving));
     let mut ruled = Negotiation::by_rule(conn(), moving, HOST);
     begin(&mut ruled, false);
     assert_eq!(ruled.handle_answer(&mut conns, own), Ok(()));

@@ -170,18 +170,13 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                 let pair = live.pair();
                 if asked.handle_silent(conns, still.contains(&pair)) {
                     leaving.push(Mark {
-                        pair,
-                        bump,
-                        explicit,
+                        leaves: true,
                         leads: true,
+                        ..Mark::new(pair, bump, explicit)
                     });
                 } else if still.contains(&pair) {
                     staying.push(pair);
                 }
-            }
-            if bump.is_none() && !explicit {
-                let pairs = leaving.iter().map(|mark| &mark.pair);
-                conns.update_each(pairs, |conn| conn.move_to_left(m.now()));
             }
         });
         staying.iter().for_each(|pair| m.end_drains(pair));

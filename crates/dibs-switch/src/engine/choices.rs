@@ -111,7 +111,7 @@ pub async fn choose<M: Machine>(
 fn propose<M: Machine>(m: &M, live: &M::Live, goal: Goal) -> Option<Negotiation> {
     let (origin, own) = (stands_on(m, live), m.hosts(live.peer()).own);
     if origin.is_none() && goal.bump.is_some() {
-        update(m, &live.pair(), |conn| conn.note_plain(m.now()));
+        update(m, &live.pair(), |conn| conn.place.note_plain(m.now()));
     }
     let asked = |conns: &mut _| Negotiation::choose(conns, live.meant(), goal.bump, origin, own);
     m.conns(asked).map(|asked| asked.forced(goal.force))

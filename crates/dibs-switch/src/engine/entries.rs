@@ -8,7 +8,7 @@ use dibs_settings::BumpId;
 use super::{
     Live, Machine, Mark, News, all_of, choices, or_warn, rules, switches, update, warn_of,
 };
-use crate::marks::{Foreign, Hand, Handed, SeenMark};
+use crate::marks::{Foreign, Hand, SeenMark};
 use crate::rules::Rule;
 use crate::table::Conn;
 use crate::tracked::{Entry, Mend};
@@ -49,10 +49,7 @@ pub async fn handle_new<M: Machine>(
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
     m.note_followed(ends, entry.mark.bump).await;
     let settled = m.conns(|conns| {
-        let is_settled = |pair: &&FlowKey| {
-            let choice = conns.get(pair).choice.get();
-            choice.is_some_and(|choice| !choice.pending)
-        };
+        let is_settled = |pair: &&FlowKey| conns.get(pair).in_force().is_some();
         ends.iter().find(is_settled).copied()
     });
     let marked = match settled {
@@ -60,7 +57,7 @@ pub async fn handle_new<M: Machine>(
         Some(pair) if !entry.mark.chosen => restore(m, pair, false).await.map(|()| None),
         _ => handle_mark(m, ends, entry, None).await,
     };
-    m.conns(|conns| conns.update_each(ends, |conn| conn.ended = false));
+    m.conns(|conns| conns.update_each(ends, Conn::begin));
     marked
 }
 
@@ -73,7 +70,7 @@ pub async fn handle_update<M: Machine>(
     ends: &Ends,
     entry: Entry,
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
-    let had = m.conns(|conns| conns.either(ends).followed());
+    let had = m.conns(|conns| conns.either(ends).place.followed());
     m.note_followed(ends, entry.mark.bump).await;
     handle_mark(m, ends, entry, had).await
 }
@@ -118,9 +115,9 @@ pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Faul
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing comes that it could
     // follow anew.
     let lost: Vec<FlowKey> = m.conns(|conns| {
-        let followed = conns.iter().filter(|(_, conn)| conn.followed().is_some());
-        let followed = followed.map(|(pair, _)| *pair);
-        followed.filter(|pair| !tracked.contains(pair)).collect()
+        let follows = |conn: &Conn| conn.place.followed().is_some();
+        let lost = { conns.iter() }.filter(|(pair, conn)| follows(conn) && !tracked.contains(pair));
+        lost.map(|(pair, _)| *pair).collect()
     });
     for pair in lost {
         restore(m, pair, m.may_pass(&pair)).await?;
@@ -159,22 +156,16 @@ pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
 
 /// Lets connections follow again that left their bumps a while ago.
 pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
-    let mut taken = Vec::new();
     let marks = || {
         let now = m.now();
         m.conns(|conns| {
-            conns.update_all(|pair, conn| {
-                if conn.may_follow(now) {
-                    conn.take_left();
-                    taken.extend(conn.choice.get().is_none().then_some(*pair));
-                }
-            });
-        });
-        let mark = |pair: &FlowKey| Mark::moved(*pair, None);
-        taken.iter().map(mark).collect()
+            let is_over = |conn: &Conn| conn.place.may_follow(now) && conn.choice.get().is_none();
+            let left = conns.iter().filter(|(_, conn)| is_over(conn));
+            left.map(|(pair, _)| Mark::moved(*pair, None)).collect()
+        })
     };
     let failed = m.mark(marks).await;
-    m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.move_to_left(m.now())));
+    m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.place.move_to_left(m.now())));
     all_of::<M>(failed)
 }
 
@@ -183,8 +174,7 @@ pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
 async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M::Fault> {
     let (settled, had) = m.conns(|conns| {
         let conn = conns.get(&pair);
-        let choice = conn.choice.get();
-        (choice.is_some_and(|choice| !choice.pending), conn.had())
+        (conn.in_force().is_some(), conn.place.had(conn.is_asked()))
     });
     if !settled && had.is_none() {
         return Ok(());
@@ -194,10 +184,7 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     match had {
         _ if lives && settled => all_of::<M>(m.mark_choices(&[pair]).await),
         Some((bump, explicit)) if lives => {
-            let mark = Mark {
-                explicit,
-                ..Mark::moved(pair, bump)
-            };
+            let mark = Mark::new(pair, bump, explicit);
             all_of::<M>(m.mark(|| vec![mark]).await)
         }
         Some(_) => {
@@ -254,7 +241,7 @@ async fn handle_mark<M: Machine>(
     let by = { mark.bump }.and_then(|bump| m.ruling(&live, |ruling| ruling.hand_of(bump)));
     let foreign = update(m, &pair, |conn| conn.handle_mark(mark, by, m.now()));
     match foreign {
-        Foreign::Chosen => update(m, &pair, |conn| conn.move_to_awaited(mark.bump)),
+        Foreign::Chosen => update(m, &pair, |conn| conn.phase.move_to_awaited(mark.bump)),
         Foreign::News => {}
         Foreign::Lost if m.is_steering() => all_of::<M>(m.mark_choices(&[pair]).await)?,
         Foreign::Straggler => all_of::<M>(switches::mark_moved(m, &[pair], None).await)?,
@@ -292,13 +279,12 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
     } = marked;
     if marked.chosen {
         let followed = follow_choice(m, marked).await;
-        update(m, &conn.pair(), |conn| conn.end_awaited(bump));
+        update(m, &conn.pair(), |conn| conn.phase.end_awaited(bump));
         return followed;
     }
     m.tell(News::Marked(marked));
     if let Some(bump) = was.filter(|_| !m.is_outside(was)) {
-        let by = Hand::Kept;
-        let keep = |conn: &mut Conn| conn.hand_over(Some(Handed { bump, by }));
+        let keep = |conn: &mut Conn| conn.place.hand_over(Hand::Kept.on(bump));
         update(m, &conn.pair(), keep);
         or_warn(m, put_back(m, &conn, was).await);
     }
@@ -327,9 +313,9 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     let before = match bump {
         // The record says plain already, as the mark does.
         None => m.ruling(&live, |ruling| ruling.stands_on(was)),
-        Some(_) => m.conns(|conns| conns.get(&pair).marked()),
+        Some(_) => m.conns(|conns| conns.get(&pair).place.marked()),
     };
-    update(m, &pair, |conn| conn.note_mark(bump, true, m.now()));
+    update(m, &pair, |conn| conn.place.move_to_chosen(bump));
     m.tell(News::Marked(marked));
     if bump.is_none() {
         put_back(m, &live, was).await?;
@@ -358,10 +344,6 @@ async fn put_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Res
     if m.is_outside(bump) {
         return Ok(());
     }
-    let pair = live.pair();
-    let mark = Mark {
-        explicit,
-        ..Mark::moved(pair, bump)
-    };
+    let mark = Mark::new(live.pair(), bump, explicit);
     all_of::<M>(m.mark(|| vec![mark]).await)
 }

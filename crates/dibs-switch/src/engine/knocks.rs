@@ -49,7 +49,7 @@ pub async fn refusals<M: Machine>(m: &M, lives: &[M::Live]) -> Result<Kept, M::F
 
 /// Notes that plain carries these connections.
 fn note_plain<M: Machine>(m: &M, pairs: impl Iterator<Item = FlowKey>) {
-    pairs.for_each(|pair| update(m, &pair, |conn| conn.note_plain(m.now())));
+    pairs.for_each(|pair| update(m, &pair, |conn| conn.place.note_plain(m.now())));
 }
 
 /// Answers a peer that knocks: whether the acknowledgements arrive that it sends in plain. This host sends its own.

@@ -15,8 +15,8 @@ use crate::conns::{Meant, Version};
 use crate::knock::Refusal;
 use crate::marks::Hand;
 use crate::messages::{Answer, Outcome, Switch, Unanswered};
+use crate::phase::Moving;
 use crate::rules::Fit;
-use crate::table::Moving;
 
 /// Connections that stay on their bumps only because plain does not carry them, and why.
 pub type Kept = BTreeMap<FlowKey, Refusal>;
@@ -160,9 +160,9 @@ pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fau
     enforce(m, &lives).await;
     follow_ruled(m, &lives).await;
     let by_others = |live: &M::Live| {
-        let handed = m.conns(|conns| conns.get(&live.pair()).handed())?;
-        let is_ruled = m.ruling(live, |ruling| ruling.deciding().is_some());
-        (handed.by == Hand::Other && !is_ruled).then_some(handed.bump)
+        let is_free = |_: &BumpId| m.ruling(live, |ruling| ruling.deciding().is_none());
+        m.conns(|conns| conns.get(&live.pair()).place.handed_by(Hand::Other))
+            .filter(is_free)
     };
     for (bump, lives) in by_bump::<M>(&lives, by_others) {
         follow(m, &lives, Some(bump).into()).await;
@@ -209,10 +209,8 @@ async fn let_go<M: Machine>(
     let mut goals: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
     for live in &freed {
         // A rule of the peer may have wanted it elsewhere all the time.
-        let handed = m.conns(|conns| conns.get(&live.pair()).handed());
-        let by_peer = handed.filter(|handed| handed.by == Hand::Peer);
-        let goal = goals.entry(by_peer.map(|handed| handed.bump));
-        goal.or_default().push(*live);
+        let by_peer = m.conns(|conns| conns.get(&live.pair()).place.handed_by(Hand::Peer));
+        goals.entry(by_peer).or_default().push(*live);
     }
     let mut kept = Kept::new();
     for (bump, lives) in goals {
@@ -234,7 +232,7 @@ fn freed<M: Machine>(m: &M, rule: &M::Rule, lives: &[M::Live]) -> Vec<M::Live> {
         };
         if fit == Fit::May {
             // Where another rule of the kernel's wants it, the next packet puts it back.
-            update(m, &live.pair(), |conn| conn.hand_over(None));
+            update(m, &live.pair(), |conn| conn.place.hand_over(None));
         }
         if m.marked(live).is_some() {
             m.tell(News::RuleFrees);
@@ -296,10 +294,10 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     for (live, (pair, moving)) in lives.iter().zip(&moving) {
         let is_plain = bump.is_some() && m.marked(live).is_none();
         update(m, pair, |conn| {
-            if is_plain && conn.marked().is_none() {
-                conn.note_plain(m.now());
+            if is_plain && conn.place.marked().is_none() {
+                conn.place.note_plain(m.now());
             }
-            conn.moving = Some(*moving);
+            conn.phase.move_to_moving(*moving);
         });
     }
     let kept = match bump.is_none() && !goal.force {
@@ -308,7 +306,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     };
     // The peer may have ended it meanwhile.
     let goes_on = |(pair, moving): &(FlowKey, Moving)| {
-        m.conns(|conns| conns.get(pair).moving) == Some(*moving) && !kept.contains_key(pair)
+        m.conns(|conns| conns.get(pair).phase.moving()) == Some(*moving) && !kept.contains_key(pair)
     };
     let going: BTreeMap<FlowKey, Moving> = { moving.iter().copied() }.filter(goes_on).collect();
     lives.retain(|live| going.contains_key(&live.pair()));
@@ -323,9 +321,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
         }
     }
     for (pair, moving) in &moving {
-        update(m, pair, |conn| {
-            conn.moving = conn.moving.filter(|it| it != moving)
-        });
+        update(m, pair, |conn| conn.phase.end_moving(*moving));
     }
     m.wake(Task::Confirm);
     kept

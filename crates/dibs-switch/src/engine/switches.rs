@@ -8,7 +8,7 @@ use dibs_settings::BumpId;
 use super::{Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, update, warn_of};
 use crate::answering::{Following, Here, Refusal, Step, Wanted};
 use crate::conns::Version;
-use crate::marks::{Hand, Handed};
+use crate::marks::Hand;
 use crate::messages::{Named, Outcome, Switch};
 
 /// A verdict on whether a connection follows.
@@ -79,7 +79,7 @@ fn judge<M: Machine>(
         let live = lives.get(&named.pair.reversed());
         let live = live.filter(|live| live.peer() == peer);
         let here = live.map(|live| {
-            let on = m.conns(|conns| conns.get(&live.pair()).marked());
+            let on = m.conns(|conns| conns.get(&live.pair()).place.marked());
             let on = on.filter(|on| !m.is_outside(Some(*on)));
             let here = m.ruling(live, |ruling| ruling.here(live.is_bound()));
             Here { on, ..here }
@@ -199,14 +199,12 @@ pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[FlowKey], bump: O
 /// Marks connections, by no choice. What leaves for plain is kept there by OVERRIDE while the far end's packets may still
 /// come by the bump: each end would pull the other back.
 pub async fn mark_moved<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpId>) -> Failed<M> {
-    let marks = || {
-        if bump.is_none() {
-            m.conns(|conns| conns.update_each(pairs, |conn| conn.move_to_left(m.now())));
-        }
-        let moved = pairs.iter().map(|pair| Mark::moved(*pair, bump));
-        moved.collect()
+    let leaves = true;
+    let mark = |pair: &FlowKey| Mark {
+        leaves,
+        ..Mark::moved(*pair, bump)
     };
-    m.mark(marks).await
+    m.mark(|| pairs.iter().map(mark).collect()).await
 }
 
 /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
@@ -232,8 +230,7 @@ pub(super) async fn follow_peer<M: Machine>(m: &M, peer: usize, pair: FlowKey, o
         let why = "a rule of the peer wants a bump that this host does not have";
         return tell_of(m, peer, why);
     };
-    let by = Hand::Peer;
-    update(m, &pair, |conn| conn.hand_over(Some(Handed { bump, by })));
+    update(m, &pair, |conn| conn.place.hand_over(Hand::Peer.on(bump)));
     let fault = match m.install().await {
         Err(fault) => Some(format!("{fault:#}")),
         Ok(()) => {
@@ -258,7 +255,7 @@ pub(super) async fn give_in<M: Machine>(
     version: Version,
     own: u64,
 ) {
-    if update(m, &pair, |conn| conn.choice.give_up(version)) {
+    if update(m, &pair, |conn| conn.choice.take_back(version, None)) {
         or_warn(m, m.save());
         follow_peer(m, peer, pair, own).await;
         let conn = or_warn(m, m.find(&[pair]).await).and_then(|found| found.get(&pair).copied());

@@ -2,7 +2,8 @@ use super::*;
 use crate::conns::Version;
 use crate::conns::tests::{bump, pair};
 use crate::locks::GRACE;
-use crate::marks::Hand;
+use crate::marks::{Hand, STRAGGLERS};
+use crate::phase::Moving;
 use dibs_wire::FlowKey;
 
 const SOCKET: Socket = Socket(77);
@@ -10,11 +11,7 @@ const START: Time = Time::from_nanos(1_000_000_000_000);
 
 fn choose(conns: &mut ConnTable, number: u8) {
     conns.update(&pair(), |conn| {
-        let version = conn
-            .choice
-            .propose(SOCKET, BumpId::new(number), 7, 0)
-            .version;
-        conn.choice.settle(version);
+        conn.choice.propose(SOCKET, BumpId::new(number), 7, 0);
     });
 }
 
@@ -28,9 +25,9 @@ fn who_has_nothing_to_say_has_no_entry() {
     let mut conns = ConnTable::default();
     assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
     assert_eq!(conns, ConnTable::default());
-    conns.update(&pair(), |conn| conn.moving = Some(MOVING));
+    conns.update(&pair(), |conn| conn.phase.move_to_moving(MOVING));
     assert!(conns != ConnTable::default());
-    conns.update_each([&pair()], |conn| conn.moving = None);
+    conns.update_each([&pair()], |conn| conn.phase.end_moving(MOVING));
     assert_eq!(conns, ConnTable::default());
     let version = Version::default();
     let told = |conn: &mut Conn| conn.telling.tell(version, START);
@@ -54,15 +51,22 @@ fn a_name_holds_for_one_socket() {
 
 #[test]
 fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
-    let (mut conn, by_rule) = (Conn::default(), false);
-    conn.handle_followed(BumpId::new(3));
-    conn.move_to_left(START);
-    let new = conn.move_to_mark(None, by_rule, START);
+    let leaves = true;
+    let [left, back] = [None, BumpId::new(1)].map(|bump| Mark {
+        leaves,
+        ..Mark::moved(pair(), bump)
+    });
+    let mut conn = Conn::default();
+    conn.place.handle_followed(BumpId::new(3));
+    let new = conn.move_to_mark(&left, START);
     assert_eq!((new.chosen, new.was), (true, BumpId::new(3)));
-    assert_eq!((conn.followed(), conn.has_left()), (None, true));
-    assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
-    let new = conn.move_to_mark(BumpId::new(1), by_rule, START);
-    assert_eq!((new.chosen, new.was, conn.has_left()), (false, None, false));
+    assert_eq!((conn.place.followed(), conn.place.has_left()), (None, true));
+    assert!(!conn.place.may_follow(START) && conn.place.may_follow(START + STRAGGLERS));
+    let new = conn.move_to_mark(&back, START);
+    assert_eq!(
+        (new.chosen, new.was, conn.place.has_left()),
+        (false, None, false)
+    );
 }
 
 #[test]
@@ -75,8 +79,8 @@ fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
     ] {
         let mut conns = ConnTable::default();
         choose(&mut conns, 1);
-        let (bump, by) = (bump(1), Hand::Other);
-        conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
+        let handed = Hand::Other.on(bump(1));
+        conns.update(&pair(), |conn| conn.place.hand_over(handed));
         assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
         let gone = socket.is_none() && !passes;
         assert_eq!(conns == ConnTable::default(), gone);
@@ -151,9 +155,9 @@ fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
     let mut conn = Conn::default();
     assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
     assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
-    conn.moving = Some(MOVING);
+    conn.phase.move_to_moving(MOVING);
     assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
-    conn.moving = None;
+    conn.phase.end_moving(MOVING);
     let by = Some(Hand::Other);
     assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
     assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);
@@ -167,7 +171,7 @@ fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
     assert_eq!(conn, Conn::default());
     let by = Some(Hand::Peer);
     assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
-    conn.move_to_mark(None, false, START);
+    conn.move_to_mark(&Mark::moved(pair(), None), START);
     let later = START + STRAGGLERS;
     let straggles = conn.handle_mark(seen(2, false), by, START);
     assert_eq!(straggles, Foreign::Straggler);
@@ -183,14 +187,15 @@ fn a_choice_outlives_a_mark_that_lost_it() {
     conns.update(&pair(), |conn| {
         assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
         // Nor does a move by no choice take it off, which the choice has overtaken (seed 330008752).
-        conn.moving = Some(MOVING);
+        conn.phase.move_to_moving(MOVING);
         assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
         assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
         assert!(!conn.is_chosen_elsewhere(seen(1, true)));
         assert!(conn.is_chosen_elsewhere(seen(3, true)));
-        conn.note_mark(BumpId::new(3), true, START);
+        conn.place.move_to_chosen(BumpId::new(3));
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
-        conn.choice.propose(SOCKET, None, 7, 0);
+        let asked = conn.choice.propose(SOCKET, None, 7, 0);
+        conn.phase.move_to_asked(asked.version);
         assert!(conn.knows(seen(0, false)), "the peer is asked");
         // What another program chose meanwhile stays if nothing comes of that (seed 360000931).
         assert!(!conn.knows(seen(0, true)));

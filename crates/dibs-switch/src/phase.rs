@@ -1,0 +1,86 @@
+//! Phase of a connection: what is under way with it.
+
+use dibs_settings::BumpId;
+
+use crate::conns::Version;
+
+/// Phase of a connection. What is under way with it comes from different hands, so each may be beside the others. A choice
+/// stands above all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Phase {
+    /// The peer is asked for its part in this choice. Unless another one has taken its place meanwhile, it is not in force,
+    /// and the kernel has not been told.
+    asked: Option<Version>,
+    /// The peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
+    arriving: bool,
+    /// Move by no choice: the mark is ahead of our record, or behind it.
+    moving: Option<Moving>,
+    /// Another program chose this bump, which is in use, and we have not taken it up yet.
+    awaited: Option<BumpId>,
+}
+
+/// Move by no choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moving {
+    /// The bump; none: to plain.
+    pub bump: Option<BumpId>,
+    /// A rule here has it go there. Otherwise the peer's word ends the move.
+    pub ruled: bool,
+}
+
+impl Phase {
+    /// Choice of which the peer is asked for its part.
+    pub fn asked(&self) -> Option<Version> {
+        self.asked
+    }
+
+    /// The peer is asked for its part in a choice.
+    pub(crate) fn move_to_asked(&mut self, version: Version) {
+        self.asked = Some(version);
+    }
+
+    /// The peer has answered, or told the choice back: then true.
+    pub(crate) fn end_asked(&mut self, version: Version) -> bool {
+        self.asked.take_if(|asked| *asked == version).is_some()
+    }
+
+    /// True if the peer moves it to a bump, and the kernel does not know yet.
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.arriving
+    }
+
+    /// The peer moves it to a bump, or the kernel knows.
+    pub(crate) fn move_to_arriving(&mut self, arriving: bool) {
+        self.arriving = arriving;
+    }
+
+    /// Move by no choice that is under way.
+    pub fn moving(&self) -> Option<Moving> {
+        self.moving
+    }
+
+    /// A move by no choice begins.
+    pub(crate) fn move_to_moving(&mut self, moving: Moving) {
+        self.moving = Some(moving);
+    }
+
+    /// This move is over, if no other one has begun.
+    pub(crate) fn end_moving(&mut self, moving: Moving) {
+        self.moving = self.moving.filter(|it| *it != moving);
+    }
+
+    /// Bump that another program chose, and that we have not taken up.
+    pub(crate) fn awaited(&self) -> Option<BumpId> {
+        self.awaited
+    }
+
+    /// Another program chose this bump.
+    pub(crate) fn move_to_awaited(&mut self, bump: Option<BumpId>) {
+        self.awaited = bump;
+    }
+
+    /// Ends the wait for a choice of another program, which was taken up or was not; what it chose since still waits.
+    pub(crate) fn end_awaited(&mut self, bump: Option<BumpId>) {
+        self.awaited = self.awaited.filter(|awaited| Some(*awaited) != bump);
+    }
+}
