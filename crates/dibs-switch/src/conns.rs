@@ -84,10 +84,6 @@ impl Chosen {
         self.overtaken = self.overtaken.take().filter(|_| choice.is_some());
     }
 
-    fn stands(&self, version: Version) -> bool {
-        self.known.is_some_and(|choice| choice.version == version)
-    }
-
     /// Makes a choice of `host` that is later than what is known here, and later than generation
     /// `above`. Returns it.
     pub fn propose(
@@ -111,7 +107,7 @@ impl Chosen {
     /// Takes the choice `version` back in favour of the one before, unless a later one has come: then false. If the question
     /// about the one before has ended meanwhile, what came of that stands.
     pub fn take_back(&mut self, version: Version, before: Option<Choice>) -> bool {
-        let stands = self.stands(version);
+        let stands = self.known.is_some_and(|choice| choice.version == version);
         if stands {
             let over = self.overtaken.as_deref();
             let over = over.filter(|(of, _)| before.is_some_and(|before| before.version == *of));

@@ -58,11 +58,6 @@ impl Mark {
         Self::new(pair, bump, false)
     }
 
-    /// This bump, or plain, by choice.
-    pub fn chosen(pair: FlowKey, bump: Option<BumpId>) -> Self {
-        Self::new(pair, bump, true)
-    }
-
     /// This bump, or plain, by choice if `explicit`.
     pub fn new(pair: FlowKey, bump: Option<BumpId>, explicit: bool) -> Self {
         let (leaves, leads) = (false, false);

@@ -31,9 +31,10 @@ struct Written {
     bump: Option<BumpId>,
     /// OVERRIDE is set.
     chosen: bool,
-    /// Time at which it left a bump for plain by no choice. OVERRIDE says for a moment that what still comes by the
-    /// bump does not pull it back.
+    /// Time at which it left a bump for plain.
     left: Option<Time>,
+    /// Time since which OVERRIDE says, by no choice, that what still comes by a bump does not pull it back.
+    held: Option<Time>,
 }
 
 impl Place {
@@ -94,15 +95,15 @@ impl Place {
     pub(crate) fn move_to_mark(&mut self, mark: &Mark, now: Time) -> bool {
         let bump = mark.bump;
         let left = match (self.marked(), bump) {
-            _ if mark.explicit => None,
             (Some(_), None) => Some(now),
-            (None, None) if mark.leaves => Some(now),
             (None, None) => self.written.and_then(|mark| mark.left),
             (_, Some(_)) => None,
         };
-        let stays = bump.is_none() && self.has_left() && !self.may_follow(now);
-        let chosen = mark.explicit || left.is_some() && (mark.leaves || stays);
-        self.written = Some(Written { bump, chosen, left });
+        let stays = { self.held() }.filter(|_| !self.may_follow(now));
+        let held = if mark.leaves { Some(now) } else { stays };
+        let held = held.filter(|_| bump.is_none() && !mark.explicit);
+        let chosen = mark.explicit || held.is_some();
+        self.write(bump, chosen, left, held);
         if bump.is_none() {
             self.followed = None;
         }
@@ -114,40 +115,46 @@ impl Place {
 
     /// Moves it to the mark that another program, or an earlier run, chose.
     pub fn move_to_chosen(&mut self, bump: Option<BumpId>) {
-        let (chosen, left) = (true, None);
-        self.written = Some(Written { bump, chosen, left });
+        self.write(bump, true, None, None);
     }
 
     /// Moves it to plain by no choice: its mark says so for a moment.
     pub(crate) fn move_to_left(&mut self, now: Time) {
-        let (bump, chosen, left) = (None, true, Some(now));
-        self.written = Some(Written { bump, chosen, left });
+        self.write(None, true, None, Some(now));
+    }
+
+    fn write(
+        &mut self,
+        bump: Option<BumpId>,
+        chosen: bool,
+        left: Option<Time>,
+        held: Option<Time>,
+    ) {
+        self.written = Some(Written {
+            bump,
+            chosen,
+            left,
+            held,
+        });
     }
 
     /// True if its mark says that it left a bump by no choice.
     pub fn has_left(&self) -> bool {
-        { self.written }.is_some_and(|mark| mark.chosen && mark.left.is_some())
+        self.held().is_some()
     }
 
     /// True if it left long enough ago to follow again.
     pub(crate) fn may_follow(&self, now: Time) -> bool {
-        self.has_left() && !self.straggles(now)
+        { self.held() }.is_some_and(|held| now.since(held) >= STRAGGLERS)
     }
 
-    /// True if packets may still come by the bump that it has left.
-    fn straggles(&self, now: Time) -> bool {
-        let left = self.written.and_then(|mark| mark.left);
-        left.is_some_and(|left| now.since(left) < STRAGGLERS)
+    fn held(&self) -> Option<Time> {
+        self.written.and_then(|mark| mark.held)
     }
 
     /// Takes a mark that our record does not know, and that nobody chose. `by`: who puts connections on its bump, if no
     /// rule of ours does.
-    pub(crate) fn handle_mark(
-        &mut self,
-        bump: Option<BumpId>,
-        by: Option<Hand>,
-        now: Time,
-    ) -> Foreign {
+    pub fn handle_mark(&mut self, bump: Option<BumpId>, by: Option<Hand>, now: Time) -> Foreign {
         let handed = self.handed.map(|handed| handed.bump);
         let had = self.written().unwrap_or(handed.or(self.followed));
         let Some(bump) = bump else {
@@ -160,7 +167,9 @@ impl Place {
             Hand::Peer if is_elsewhere => Hand::Other,
             by => by,
         });
-        if self.straggles(now) && !matches!(by, None | Some(Hand::Rule)) {
+        let left = self.written.and_then(|mark| mark.left);
+        let straggles = left.is_some_and(|left| now.since(left) < STRAGGLERS);
+        if straggles && !matches!(by, None | Some(Hand::Rule)) {
             return Foreign::Straggler;
         }
         self.handed = by.and_then(|by| by.on(bump)).or(self.handed);

@@ -243,7 +243,7 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
                 continue;
             }
             if !live.is_some_and(|live| has_taken(daemon, live, choice)) {
-                standing.push(Mark::chosen(pair, choice.bump));
+                standing.push(Mark::new(pair, choice.bump, true));
             } else if let Err(error) = forget_choice(daemon, &pair, choice).await {
                 failed.insert(pair, error);
             }
@@ -460,18 +460,14 @@ pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<Bum
         return;
     };
     let mut backstop = daemon.kernel.backstop().await;
-    let (was, chosen) = daemon.update(pair, |conn| {
-        (
-            conn.place.handle_followed(bump),
-            conn.choice.get().is_some(),
-        )
-    });
+    let was = daemon.update(pair, |conn| conn.place.handle_followed(bump));
+    let chosen = daemon.state.borrow().conns.get(pair).choice.get();
     let place = match (bump, was) {
         (Some(_), None) => Place::Bumped,
         (None, Some(_)) => Place::Elsewhere,
         _ => return,
     };
-    if !chosen {
+    if chosen.is_none() {
         note_places(daemon, &mut backstop, &[(*pair, place)]).await;
     }
 }

@@ -469,7 +469,7 @@ impl Host {
             let highest = &mut *self.highest.borrow_mut();
             let highest = highest.entry(pair).or_default();
             *highest = (*highest).max(choice.version);
-            self.put(chains, NewMark::chosen(pair, choice.bump));
+            self.put(chains, NewMark::new(pair, choice.bump, true));
         }
     }
 
