@@ -449,7 +449,7 @@ impl Steering {
                         at.node.end_drain(bump, pair);
                     }
                 }
-                Command::Enter(pair, bump) => at.node.enter(bump, pair),
+                Command::Enter(pair, bump, was) => at.node.enter(bump, pair, was),
                 Command::Solicit(pair, bump) => at.node.solicit(bump, pair),
             }
         }

@@ -315,6 +315,13 @@ pub enum Refusal {
          have another address"
     )]
     Exit,
+    /// Routers do not know yet of so many bytes that went by the bump.
+    #[error(
+        "the network does not carry it in plain yet: a firewall on the way has {} MB of what went by the bump left \
+         to follow, so repeat the command",
+        .0.div_ceil(1_000_000)
+    )]
+    Behind(u32),
     /// The peer answered so, or not at all.
     #[error("{}", words(*.0))]
     Peer(Answer),
@@ -325,7 +332,7 @@ impl Refusal {
     pub fn answer(self) -> Answer {
         match self {
             Self::Unknown => Err(Unanswered::NotAsked),
-            Self::Exit => Ok((Outcome::NotHeard, 0)),
+            Self::Exit | Self::Behind(_) => Ok((Outcome::NotHeard, 0)),
             Self::Peer(answer) => answer,
         }
     }

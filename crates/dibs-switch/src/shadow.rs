@@ -5,6 +5,9 @@
 //! never takes for data. A router lets only pass what fits what it saw of the other end (Linux, `tcp_in_window` in
 //! net/netfilter/nf_conntrack_proto_tcp.c). So an end says no more than fits what it has heard of the other one, and the two go on
 //! in steps of a window until both have said all.
+//!
+//! A connection that both ends call alike is shown only once a [knock](crate::knock) for it is not heard, from where it left plain on: a
+//! firewall on the way may have lost track of it.
 
 use std::time::Duration;
 
@@ -24,8 +27,6 @@ const FRESH_FOR: Duration = Duration::from_secs(30);
 /// Bytes by which the first shadow acknowledges less than the kernel has. Linux's conntrack takes what is up to 66,000 bytes behind
 /// what it has seen (MAXACKWINDOW).
 const BEHIND: u32 = 64_000;
-/// Bytes beyond what was acknowledged in plain that the first shadow shows, at most.
-const FIRST_WINDOW: u32 = 16_000;
 /// Time before the same is shown again to an end that is not heard.
 const REPEAT_AFTER: Duration = Duration::from_millis(300);
 /// Repetitions of that.
@@ -34,6 +35,10 @@ const REPETITIONS: u32 = 4;
 const SILENT_AFTER: Duration = Duration::from_secs(60);
 /// Time for the routers to hear of all of it.
 const ASKED_FOR: Duration = Duration::from_secs(4);
+/// Time between two shadows meanwhile, except for whole windows: an answer to each would be one each round trip.
+const ASKED_EACH: Duration = Duration::from_millis(20);
+/// Time for which an end that knocks may have the other one show itself, and repeats its knock while the two get on.
+pub const CATCH_UP_WITHIN: Duration = Duration::from_secs(16);
 
 /// Numbers of one end: what the other kernel has acknowledged of its bytes, and what its kernel has acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +60,20 @@ impl From<Stand> for Numbers {
 }
 
 impl Numbers {
+    /// The same numbers as the other end has them.
+    const fn reversed(self) -> Self {
+        Self {
+            given: self.acked,
+            acked: self.given,
+        }
+    }
+
+    /// Bytes of that end that went further from these numbers to `later`.
+    fn bytes_to(self, later: Self) -> u32 {
+        let bytes = |to: SeqNumber, from| to.distance_from(from).unsigned_abs();
+        bytes(later.given, self.given).max(bytes(later.acked, self.acked))
+    }
+
     /// The shadow as a packet of the connection.
     ///
     /// Its acknowledgement is one byte less, so a reset by a stranger, such as a router that has forgotten the
@@ -88,8 +107,8 @@ pub struct Shadow {
     since: Time,
     /// Time at which the other end was last heard, or the connection left plain.
     heard_at: Time,
-    /// Bytes that the other end's shown window stands for.
-    window: u32,
+    /// Numbers of this end when it left plain.
+    left: Option<Numbers>,
     shown: Option<(Numbers, Time)>,
     repeated: u32,
     /// Numbers of the other end that the routers know.
@@ -100,42 +119,45 @@ pub struct Shadow {
     is_answer_due: bool,
     /// Time at which the routers were to know all of it.
     asked: Option<Time>,
+    /// Time at which the other end knocked.
+    knocked: Option<Time>,
+    /// Bytes between what is shown and where this end stands.
+    behind: u32,
 }
 
 impl Shadow {
-    /// Shadow of a connection whose other end shifts its windows by `scale` (RFC 7323). `plain`: where this end stood when
-    /// it left plain, if that is known.
-    pub fn new(scale: u8, plain: Option<Numbers>, now: Time) -> Self {
+    /// Shadow of a connection. `plain`: where this end stood in plain, if that is known.
+    pub fn new(plain: Option<Numbers>, now: Time) -> Self {
         Self {
             since: now,
             heard_at: now,
-            window: u32::from(WINDOW) << scale.min(14),
+            left: None,
             shown: None,
             repeated: 0,
-            heard: plain.map(|Numbers { given, acked }| Numbers {
-                given: acked,
-                acked: given,
-            }),
+            heard: plain.map(Numbers::reversed),
             is_heard: false,
             is_answer_due: false,
             asked: None,
+            knocked: None,
+            behind: 0,
         }
     }
 
     /// The connection left plain when this end stood so. What is known from before says less, unless something was shown since.
     pub fn handle_left(&mut self, plain: Numbers) {
-        if self.shown.is_none() && !self.is_heard {
-            self.heard = Some(Numbers {
-                given: plain.acked,
-                acked: plain.given,
-            });
+        let before = self.left.replace(plain);
+        let is_shown = self.shown.is_some() || self.is_heard;
+        if before.is_none() && !is_shown || before.is_some_and(|before| before != plain) {
+            (self.shown, self.is_heard) = (None, false);
+            self.heard = Some(plain.reversed());
         }
     }
 
     /// The other end was heard in plain.
     pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
         self.heard_at = now;
-        self.is_answer_due |= self.heard != Some(numbers);
+        // An end that repeats itself does not get on.
+        self.is_answer_due |= !self.is_heard || self.heard == Some(numbers);
         self.heard = Some(numbers);
         self.is_heard = true;
         self.repeated = 0;
@@ -145,6 +167,35 @@ impl Shadow {
     pub fn ask(&mut self, now: Time) {
         self.asked = Some(now);
         self.repeated = 0;
+    }
+
+    /// The other end knocks: its shadows are answered from now on.
+    pub fn handle_knock(&mut self, now: Time) {
+        self.knocked = Some(now);
+    }
+
+    /// True if the routers are to know all of it now.
+    pub fn is_asked(&self, now: Time) -> bool {
+        let within = |at: Option<Time>, time| at.is_some_and(|at| now.since(at) < time);
+        let heard_at = self.is_heard.then_some(self.heard_at);
+        within(self.asked, ASKED_FOR)
+            || within(self.knocked, CATCH_UP_WITHIN) && within(heard_at, ASKED_FOR)
+    }
+
+    /// True if it is shown, or will be if the other end is heard, although it is not kept up.
+    pub fn is_on_demand(&self, now: Time) -> bool {
+        let within = |at: Option<Time>, time| at.is_some_and(|at| now.since(at) < time);
+        within(self.asked, ASKED_FOR) || within(self.knocked, CATCH_UP_WITHIN)
+    }
+
+    /// True if the other end was heard since the connection left plain.
+    pub const fn is_heard(&self) -> bool {
+        self.is_heard
+    }
+
+    /// Bytes that routers have not been shown, if the other end was heard since `from`.
+    pub fn behind(&self, from: Time) -> Option<u32> {
+        (self.is_heard && self.heard_at >= from).then_some(self.behind)
     }
 
     /// State of plain: true if it carries the connection as far as that shows, and the time at which the other end was last heard.
@@ -164,47 +215,53 @@ impl Shadow {
         now.since(self.since) < FRESH_FOR && self.shown.is_none()
     }
 
-    /// Numbers that are to be shown now, of an end that stands so.
-    pub fn poll(&mut self, stands: Numbers, now: Time) -> Option<Numbers> {
-        let next = self.within_window(stands);
-        let is_asked = self.asked.is_some_and(|at| now.since(at) < ASKED_FOR);
+    /// Numbers that are to be shown now, of an end that stands so. The other end shifts its windows by `scale` (RFC 7323).
+    pub fn poll(&mut self, stands: Numbers, scale: u8, now: Time) -> Option<Numbers> {
+        let window = u32::from(WINDOW) << scale.min(14);
+        let next = self.within_window(stands, window);
+        self.behind = next.bytes_to(stands);
+        let is_asked = self.is_asked(now);
         let answers = std::mem::take(&mut self.is_answer_due);
         if let Some((shown, at)) = self.shown {
-            let far = |end: Numbers| {
-                let bytes = |to: SeqNumber, from| to.distance_from(from).unsigned_abs();
-                let moved = bytes(end.given, shown.given).max(bytes(end.acked, shown.acked));
-                moved >= self.window / 2
-            };
-            let goes_on = next != shown && (far(next) || answers || is_asked);
+            let far = |end: Numbers| shown.bytes_to(end) >= window / 2;
+            let since = now.since(at);
+            let goes_on =
+                next != shown && (far(next) || answers || is_asked && since >= ASKED_EACH);
             // The last one was lost, or the other end's.
-            let is_stuck = next == shown && (far(stands) || is_asked && stands != shown);
-            let again = is_stuck && now.since(at) >= REPEAT_AFTER && self.repeated < REPETITIONS;
-            if !goes_on && !again && now.since(at) < AT_LEAST_EACH {
+            let is_level = stands == shown && self.is_level(stands.given);
+            let is_stuck = far(stands) || is_asked && !is_level;
+            let again = is_stuck && since >= REPEAT_AFTER && self.repeated < REPETITIONS;
+            if !goes_on && !again && since < AT_LEAST_EACH {
                 return None;
             }
-            self.repeated = if next == shown { self.repeated + 1 } else { 0 };
+            self.repeated = if goes_on { 0 } else { self.repeated + 1 };
         }
         self.shown = Some((next, now));
         Some(next)
     }
 
     /// Part of these numbers that fits what was heard.
-    fn within_window(&self, stands: Numbers) -> Numbers {
+    fn within_window(&self, stands: Numbers, window: u32) -> Numbers {
         let Some(heard) = self.heard else {
             // Something may have gone by the bump already.
             let acked = stands.acked.add(u32::MAX - BEHIND + 1);
             let first = Numbers { acked, ..stands };
             return self.shown.map_or(first, |(shown, _)| shown);
         };
-        let window = match self.is_heard {
-            true => self.window,
-            // The windows that were seen in plain may be small.
-            false => FIRST_WINDOW,
+        // No further than `step` from what was heard. A kernel is no more than a window behind that, and may be far ahead, as
+        // gigabytes go by a bump.
+        let least = |stands: SeqNumber, heard: SeqNumber, step: u32| {
+            let ahead = stands.raw().wrapping_sub(heard.raw());
+            match ahead > step && ahead < window.wrapping_neg() {
+                true => heard.add(step),
+                false => stands,
+            }
         };
-        let least = |a: SeqNumber, b: SeqNumber| if a.is_after(b) { b } else { a };
+        // The windows that were seen in plain may be small.
+        let step = if self.is_heard { window } else { 0 };
         Numbers {
-            given: least(stands.given, heard.acked.add(window)),
-            acked: least(stands.acked, heard.given),
+            given: least(stands.given, heard.acked, step),
+            acked: least(stands.acked, heard.given, 0),
         }
     }
 }
@@ -267,6 +324,8 @@ mod tests {
         moved: [i64; 2],
         now: Time,
         shown: usize,
+        /// They are shown only while they are asked.
+        on_demand: bool,
     }
 
     impl Ends {
@@ -277,11 +336,12 @@ mod tests {
                 acked: base,
             };
             Self {
-                shadows: [0, 1].map(|_| Shadow::new(SCALE, Some(plain), START)),
+                shadows: [0, 1].map(|_| Shadow::new(Some(plain), START)),
                 router: Router::new(),
                 moved: [BASE; 2],
                 now: START,
                 shown: 0,
+                on_demand: false,
             }
         }
 
@@ -295,10 +355,18 @@ mod tests {
 
         /// Both ends say what they have to say until neither has more.
         fn tick(&mut self) {
-            self.now += TICK;
+            self.pass(TICK);
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.now += time;
             for _ in 0..8 {
                 for end in [0, 1] {
-                    let Some(numbers) = self.shadows[end].poll(self.stands(end), self.now) else {
+                    if self.on_demand && !self.shadows[end].is_asked(self.now) {
+                        continue;
+                    }
+                    let Some(numbers) = self.shadows[end].poll(self.stands(end), SCALE, self.now)
+                    else {
                         continue;
                     };
                     self.shown += 1;
@@ -361,6 +429,79 @@ mod tests {
         assert!(ends.is_open(), "{:?}", ends.router.0);
     }
 
+    /// Both ends call the connection alike, and show it only once one of them knocks.
+    #[test]
+    fn a_firewall_is_caught_up_with_once_an_end_knocks() {
+        for moved in [[40_000_000, 25_000_000], [3_000_000_000, 10], [5, 100_000]] {
+            let mut ends = Ends::new();
+            ends.on_demand = true;
+            ends.moved = moved.map(|bytes| BASE + bytes);
+            let [asks, answers] = &mut ends.shadows;
+            asks.ask(START);
+            answers.handle_knock(START);
+            for _ in 0..60 {
+                ends.tick();
+                let [asks, _] = &mut ends.shadows;
+                if asks.behind(START).is_none_or(|bytes| bytes > 0) {
+                    asks.ask(ends.now);
+                }
+            }
+            let steps = moved.map(|bytes| bytes as usize / (usize::from(WINDOW) << SCALE));
+            let most = 2 * steps[0].max(steps[1]) + 8;
+            assert!(ends.shown <= most, "{} of {most}", ends.shown);
+            let before = ends.shown;
+            assert!(ends.is_open(), "{moved:?} {:?}", ends.router.0);
+            // Afterwards nothing of it is seen.
+            ends.moved[0] += 100_000_000;
+            (0..1000).for_each(|_| ends.tick());
+            let before = ends.shown - before;
+            assert!(before <= 100, "{before}");
+        }
+    }
+
+    /// It goes on while the routers are to know all of it.
+    #[test]
+    fn a_busy_connection_is_shown_now_and_then_and_not_each_round_trip() {
+        let mut ends = Ends::new();
+        ends.tick();
+        let before = ends.shown;
+        ends.shadows
+            .iter_mut()
+            .for_each(|shadow| shadow.ask(ends.now));
+        for _ in 0..4000 {
+            ends.moved = ends.moved.map(|moved| moved + 10_000);
+            ends.pass(Duration::from_millis(1));
+        }
+        let shown = ends.shown - before;
+        assert!((100..=420).contains(&shown), "{shown}");
+        assert!(ends.is_open());
+    }
+
+    #[test]
+    fn a_connection_that_left_plain_again_is_shown_from_there() {
+        let mut ends = Ends::new();
+        let base = ends.stands(0);
+        ends.shadows[0].handle_left(base);
+        (0..3).for_each(|_| ends.tick());
+        // So much went in plain meanwhile.
+        let later = SeqNumber::new(BASE as u32 + 900_000_000);
+        let left = Numbers {
+            given: later,
+            acked: later,
+        };
+        let far = Numbers {
+            given: later.add(100_000_000),
+            acked: later,
+        };
+        let shadow = &mut ends.shadows[0];
+        for _ in 0..2 {
+            shadow.handle_left(left);
+        }
+        assert_eq!(shadow.poll(far, SCALE, ends.now), Some(left));
+        shadow.handle_left(left);
+        assert_eq!(shadow.poll(far, SCALE, ends.now), None);
+    }
+
     #[test]
     fn without_it_a_router_loses_track() {
         let mut ends = Ends::new();
@@ -384,17 +525,17 @@ mod tests {
 
     #[test]
     fn what_is_not_heard_is_said_again_a_few_times() {
-        let mut shadow = Shadow::new(0, None, START);
+        let mut shadow = Shadow::new(None, START);
         let stands = Numbers {
             given: SeqNumber::new(9),
             acked: SeqNumber::new(5),
         };
-        assert!(shadow.poll(stands, START).is_some());
+        assert!(shadow.poll(stands, 0, START).is_some());
         let far = Numbers {
             given: SeqNumber::new(900_000),
             ..stands
         };
-        let said = (1..100).filter(|tick| shadow.poll(far, START + TICK * *tick).is_some());
+        let said = (1..100).filter(|tick| shadow.poll(far, 0, START + TICK * *tick).is_some());
         assert_eq!(said.count(), REPETITIONS as usize);
         assert_eq!(shadow.plain(START + TICK * 100), (false, START));
         shadow.handle_heard(far, START + TICK * 100);
@@ -410,7 +551,7 @@ mod tests {
         let sent = ends.stands(0).given;
         assert!(!ends.shadows[0].is_level(sent));
         ends.shadows.iter_mut().for_each(|shadow| shadow.ask(START));
-        ends.tick();
+        (0..2).for_each(|_| ends.tick());
         assert!(ends.shadows[0].is_level(sent) && !ends.shadows[0].is_level(sent.add(1)));
     }
 

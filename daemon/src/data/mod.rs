@@ -102,6 +102,7 @@ pub(super) enum Command {
     Enter {
         bump: BumpId,
         tuple: FlowKey,
+        was: Option<BumpId>,
     },
     Solicit {
         bump: BumpId,
@@ -333,9 +334,9 @@ impl Driver {
         })
     }
 
-    /// Notes that a connection is about to come to `bump` from elsewhere.
-    pub fn enter(&self, bump: BumpId, tuple: FlowKey) -> Result<(), Gone> {
-        self.send(Command::Enter { bump, tuple })
+    /// Notes that a connection is about to come to `bump` from the bump `was`, or from plain.
+    pub fn enter(&self, bump: BumpId, tuple: FlowKey, was: Option<BumpId>) -> Result<(), Gone> {
+        self.send(Command::Enter { bump, tuple, was })
     }
 
     /// Has this host's kernel say by `bump` where a connection stands.

@@ -479,7 +479,7 @@ impl DataPath {
                 } => self.node.resume(now, bump, tuple, outstanding),
                 Command::Match { peer, ours, theirs } => self.node.match_names(peer, ours, theirs),
                 Command::ForgetMatch { peer, ours } => self.node.forget_match(peer, ours),
-                Command::Enter { bump, tuple } => self.node.enter(bump, tuple),
+                Command::Enter { bump, tuple, was } => self.node.enter(bump, tuple, was),
                 Command::Solicit { bump, tuple } => self.node.solicit(bump, tuple),
                 Command::Snapshot(done) => {
                     let _ = done.send(self.snapshot(now));

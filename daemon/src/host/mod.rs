@@ -46,7 +46,7 @@ pub(crate) struct Host {
     /// Connections that peers opened to this host, and that its nat table leads elsewhere, with their ends as the other host there
     /// sends.
     pub(crate) published: RefCell<BTreeMap<FlowKey, FlowKey>>,
-    /// Shadows of those of the matched ones that are on a bump.
+    /// Shadows of those of the matched ones that are on a bump, and of others that were to go to plain.
     pub(crate) shadows: RefCell<BTreeMap<FlowKey, Shadow>>,
     /// Copies of what peers show of connections, under other addresses: those without room, and those that matched nothing.
     pub(crate) copies: Cell<[u64; 2]>,
@@ -97,6 +97,12 @@ impl Host {
     /// Live connections that peers call by other addresses, as this host sends.
     pub(crate) fn matched(&self) -> Ref<'_, BTreeMap<FlowKey, Matched>> {
         self.matched.borrow()
+    }
+
+    /// True if routers are shown in plain where a connection stands.
+    pub(crate) fn is_shown(&self, pair: &FlowKey) -> bool {
+        let shadows = self.shadows.borrow();
+        self.matched.borrow().contains_key(pair) || shadows.get(pair).is_some_and(Shadow::is_heard)
     }
 
     /// Notes that a peer calls a connection otherwise, and tells the data path. The host whose name goes over the wire notes

@@ -51,11 +51,46 @@ const LEVEL_WITHIN: Duration = Duration::from_millis(300);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// Time after which a firewall may have lost track of a connection for which a knock was not heard.
+const CATCH_UP_AFTER: Duration = Duration::from_millis(100);
+
 /// The knocks of some connections that go on together.
 type Knocks = BTreeMap<FlowKey, Knock>;
 
-/// Knocks at one peer, for up to [`ROUND`] connections; those that plain does not carry.
+/// Knocks at one peer, for up to [`ROUND`] connections; those that plain does not carry. It knocks again as long as routers get to
+/// know what went by the bump.
 pub(crate) async fn knock(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyhow::Result<Kept> {
+    let begin = now();
+    let mut refused = Kept::new();
+    let mut meant = lives.to_vec();
+    loop {
+        let since = now();
+        refused.extend(knock_once(daemon, peer, &meant).await?);
+        let shadows = daemon.host.shadows.borrow();
+        meant.retain(|live| {
+            let not_heard = Refusal::Peer(Ok((Outcome::NotHeard, 0)));
+            let why = refused.get_mut(&live.pair).filter(|why| **why == not_heard);
+            let behind = shadows
+                .get(&live.pair)
+                .and_then(|shadow| shadow.behind(since));
+            let Some((why, bytes)) = why.zip(behind) else {
+                return false;
+            };
+            if bytes > 0 {
+                *why = Refusal::Behind(bytes);
+            }
+            true
+        });
+        if meant.is_empty() || now().since(begin) >= shadow::CATCH_UP_WITHIN {
+            return Ok(refused);
+        }
+        for live in &meant {
+            refused.remove(&live.pair);
+        }
+    }
+}
+
+async fn knock_once(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyhow::Result<Kept> {
     let pairs = lives.iter().map(|live| live.pair);
     let (exits, pairs): (Vec<FlowKey>, Vec<FlowKey>) =
         pairs.partition(|pair| daemon.host.is_by_exit(pair));
@@ -71,6 +106,7 @@ pub(crate) async fn knock(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyho
     let plain = Plain::open(daemon, meant.iter().map(|conn| &conn.pair))?;
     ask_shadows(daemon, meant.iter().map(|conn| &conn.pair));
     let begin = now();
+    let mut late = Late(Some(begin));
     let start = |conn: &Meant| (conn.pair, Knock::ask(begin, numbers[&conn.pair]));
     let mut knocks: Knocks = meant.iter().map(start).collect();
     let body = |named: &[(usize, Named)]| {
@@ -83,9 +119,13 @@ pub(crate) async fn knock(daemon: &Daemon, peer: usize, lives: &[Live]) -> anyho
     loop {
         plain.send_due(&mut knocks);
         let at = now();
-        if knocks.values().all(|knock| knock.outcome(at).is_some()) {
+        let mut unheard = { knocks.iter() }
+            .filter(|(_, knock)| knock.outcome(at).is_none())
+            .peekable();
+        if unheard.peek().is_none() {
             break;
         }
+        late.show(daemon, unheard.map(|(pair, _)| pair));
         tokio::select! {
             answers = &mut asked, if !is_answered => {
                 is_answered = true;
@@ -121,8 +161,10 @@ pub(crate) async fn hear(
     ask_shadows(daemon, heard.keys());
     let bumped = heard.iter().filter(|(_, (_, is_bumped))| *is_bumped);
     let bumped: Vec<FlowKey> = bumped.map(|(pair, _)| *pair).collect();
+    tell_shadows(daemon, bumped.iter(), Shadow::handle_knock);
     let numbers = numbers_of(daemon, &bumped).await?;
     let begin = now();
+    let mut late = Late(Some(begin));
     let mut knocks = Knocks::new();
     for (pair, (theirs, is_bumped)) in heard {
         let own = numbers.get(pair).copied();
@@ -140,6 +182,9 @@ pub(crate) async fn hear(
         if replies.len() == knocks.len() {
             break;
         }
+        let is_unheard =
+            |pair: &&FlowKey| numbers.contains_key(*pair) && !replies.contains_key(*pair);
+        late.show(daemon, knocks.keys().filter(is_unheard));
         plain.hear_until_due(&mut knocks).await;
     }
     // The answer is not to wait for the last repetitions.
@@ -150,6 +195,18 @@ pub(crate) async fn hear(
         }
     });
     Ok(replies)
+}
+
+/// Time at which knocks began, until it is late enough to show routers what went by the bump.
+struct Late(Option<Time>);
+
+impl Late {
+    fn show<'a>(&mut self, daemon: &Daemon, unheard: impl Iterator<Item = &'a FlowKey>) {
+        let is_late = |begin: &mut Time| now().since(*begin) >= CATCH_UP_AFTER;
+        if self.0.take_if(is_late).is_some() {
+            tell_shadows(daemon, unheard, Shadow::ask);
+        }
+    }
 }
 
 /// Numbers of connections that are on bumps, as far as the data path knows or the kernel says.
@@ -258,7 +315,6 @@ pub(crate) async fn match_names(
         let found = Found {
             pair: live.pair,
             socket: live.socket,
-            scale: live.counts.window_scale,
             stand: stands[&live.pair],
         };
         // Over the wire it has the name that it has here.
@@ -272,8 +328,6 @@ pub(crate) async fn match_names(
 struct Found {
     pair: FlowKey,
     socket: Socket,
-    /// Shift of the windows that the far end gives.
-    scale: u8,
     /// State in plain.
     stand: Stand,
 }
@@ -283,11 +337,10 @@ fn note_match(daemon: &Daemon, peer: usize, found: &Found, theirs: FlowKey) -> R
     let Found {
         pair,
         socket,
-        scale,
         stand,
     } = *found;
     if daemon.config.daemon.keep_plain_open {
-        let shadow = Shadow::new(scale, Some(stand.into()), now());
+        let shadow = Shadow::new(Some(stand.into()), now());
         daemon.host.shadows.borrow_mut().insert(pair, shadow);
     }
     let known = Matched {
@@ -396,11 +449,10 @@ async fn find_shown(
     let stands = stands_of(daemon, &sockets.keys().copied().collect()).await?;
     let find = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
         let pair = search.name(index, asking, &stands)?;
-        let TcpSocket { cookie, counts, .. } = &sockets[&pair];
+        let cookie = sockets[&pair].cookie;
         Ok(Found {
             pair,
-            socket: Socket(*cookie as u32),
-            scale: counts.as_ref().map_or(0, |counts| counts.window_scale),
+            socket: Socket(cookie as u32),
             stand: stands[&pair],
         })
     };
@@ -413,15 +465,16 @@ async fn find_shown(
     Ok(found)
 }
 
-/// Shows connections in plain that the two hosts call by different addresses while they are on a bump, so that routers do
-/// not lose track of them.
+/// Shows connections in plain while they are on a bump, so that routers do not lose track of them: those that the two hosts call by
+/// different addresses, and others while they are to go to plain.
 pub(crate) async fn keep_shadows(daemon: Rc<Daemon>) {
+    let mut shown = None;
     loop {
-        while daemon.host.matched().is_empty() {
+        while daemon.host.matched().is_empty() && daemon.host.shadows.borrow().is_empty() {
             daemon.wakers.woken(Task::Shadow).await;
         }
-        match Shown::look(&daemon).await {
-            Ok(Some(shown)) => shown.keep(&daemon).await,
+        match Shown::look(&daemon, shown.take()).await {
+            Ok(Some(some)) => shown.insert(some).keep(&daemon).await,
             Ok(None) => wait_for_look(&daemon).await,
             Err(error) => {
                 tracing::debug!("cannot show connections in plain: {error:#}");
@@ -446,16 +499,19 @@ struct Shown {
 }
 
 impl Shown {
-    /// Looks which are on a bump, but for those of which a rule requires that nothing be seen in plain.
-    async fn look(daemon: &Daemon) -> anyhow::Result<Option<Self>> {
+    /// Looks which are on a bump, but for those of which a rule requires that nothing be seen in plain. `before`: those until now,
+    /// whose sockets stay open if they are the same.
+    async fn look(daemon: &Daemon, before: Option<Self>) -> anyhow::Result<Option<Self>> {
         let is_bumped = |pair: &&FlowKey| {
             let state = daemon.state.borrow();
             let bump = state.conns.get(pair).place.marked();
             daemon.bumps.inside(bump).is_some()
         };
         let bumped: Vec<FlowKey> = {
-            let matched = daemon.host.matched();
-            matched.keys().filter(is_bumped).copied().collect()
+            let (matched, shadows) = (daemon.host.matched(), daemon.host.shadows.borrow());
+            let known = shadows.keys().filter(|pair| !matched.contains_key(pair));
+            let known = matched.keys().chain(known);
+            known.filter(is_bumped).copied().collect()
         };
         let lives = match bumped.is_empty() {
             true => HashMap::new(),
@@ -467,12 +523,18 @@ impl Shown {
         let shows = shows
             .iter()
             .map(|live| (live.pair, live.counts.window_scale));
-        let pairs = BTreeMap::from_iter(shows);
+        let mut pairs = BTreeMap::from_iter(shows);
         // In plain the routers see the connection itself.
         let mut shadows = daemon.host.shadows.borrow_mut();
         shadows.retain(|pair, shadow| pairs.contains_key(pair) || shadow.is_fresh(at));
+        let matched = daemon.host.matched();
+        let is_on_demand = |pair: &FlowKey| shadows.get(pair).is_some_and(|it| it.is_on_demand(at));
+        pairs.retain(|pair, _| matched.contains_key(pair) || is_on_demand(pair));
         if pairs.is_empty() {
             return Ok(None);
+        }
+        if let Some(before) = before.filter(|before| before.pairs == pairs) {
+            return Ok(Some(before));
         }
         let plain = Plain::open(daemon, pairs.keys())?;
         Ok(Some(Self { pairs, plain }))
@@ -486,7 +548,7 @@ impl Shown {
             let Ok((_, conns)) = daemon.driver.conns().await else {
                 return;
             };
-            self.show(daemon, &conns);
+            let each = self.show(daemon, &conns);
             tokio::select! {
                 () = &mut over => return,
                 (bytes, interface) = next_packet(&self.plain.ears) => {
@@ -498,13 +560,13 @@ impl Shown {
                         shadow.handle_heard(numbers, now());
                     }
                 }
-                () = sleep(SHOWN_EACH) => {}
+                () = sleep(each) => {}
             }
         }
     }
 
-    /// Shows what is due.
-    fn show(&self, daemon: &Daemon, conns: &[ConnSnapshot]) {
+    /// Shows what is due. Returns the time until the next look.
+    fn show(&self, daemon: &Daemon, conns: &[ConnSnapshot]) -> Duration {
         let mut latest: BTreeMap<FlowKey, &ConnSnapshot> = BTreeMap::new();
         for conn in conns
             .iter()
@@ -515,30 +577,52 @@ impl Shown {
                 *known = conn;
             }
         }
-        let (mut shadows, at) = (daemon.host.shadows.borrow_mut(), now());
+        let (matched, at) = (daemon.host.matched(), now());
+        let mut shadows = daemon.host.shadows.borrow_mut();
+        let mut each = SHOWN_EACH;
         for (pair, conn) in latest {
             let shadow = shadows.entry(pair);
-            let shadow = shadow.or_insert_with(|| Shadow::new(self.pairs[&pair], None, at));
+            let shadow = shadow.or_insert_with(|| Shadow::new(None, at));
             if let Some((given, acked)) = conn.entered {
                 shadow.handle_left(shadow::Numbers { given, acked });
             }
+            if shadow.is_asked(at) {
+                each = LOOK_EVERY;
+            } else if !matched.contains_key(&pair) {
+                continue;
+            }
             if let Some(((_, acked), given)) = conn.stands.zip(conn.given)
-                && let Some(numbers) = shadow.poll(shadow::Numbers { given, acked }, at)
+                && let Some(numbers) =
+                    shadow.poll(shadow::Numbers { given, acked }, self.pairs[&pair], at)
             {
                 self.plain.senders.send(&pair, &numbers.packet(&pair));
             }
         }
+        each
     }
 }
 
-/// Has routers hear of all of these connections, which are about to go to plain.
+/// Has routers hear of all of those of these connections that are shown, which are about to go to plain.
 fn ask_shadows<'a>(daemon: &Daemon, pairs: impl Iterator<Item = &'a FlowKey>) {
-    let mut shadows = daemon.host.shadows.borrow_mut();
-    for pair in pairs {
-        if let Some(shadow) = shadows.get_mut(pair) {
-            shadow.ask(now());
-        }
+    let shown: Vec<&FlowKey> = pairs.filter(|pair| daemon.host.is_shown(pair)).collect();
+    tell_shadows(daemon, shown.into_iter(), Shadow::ask);
+}
+
+/// Tells the shadows of these connections, which begin with that.
+fn tell_shadows<'a>(
+    daemon: &Daemon,
+    pairs: impl Iterator<Item = &'a FlowKey>,
+    tell: fn(&mut Shadow, Time),
+) {
+    if !daemon.config.daemon.keep_plain_open {
+        return;
     }
+    let (mut shadows, at) = (daemon.host.shadows.borrow_mut(), now());
+    for pair in pairs {
+        let shadow = shadows.entry(*pair);
+        tell(shadow.or_insert_with(|| Shadow::new(None, at)), at);
+    }
+    daemon.wakers.wake(Task::Shadow);
 }
 
 /// Waits until the peer has shown in plain that it has all that these connections, which are silent, have sent: then routers on
@@ -548,7 +632,7 @@ pub(crate) async fn level_shadows(daemon: &Daemon, pairs: &BTreeSet<FlowKey>) {
         let shadows = daemon.host.shadows.borrow();
         let shadow = shadows.get(&conn.tuple).zip(conn.stands);
         let is_level = shadow.is_none_or(|(shadow, (sent, _))| shadow.is_level(sent));
-        !is_level && pairs.contains(&conn.tuple)
+        !is_level && pairs.contains(&conn.tuple) && daemon.host.is_shown(&conn.tuple)
     };
     ask_shadows(daemon, pairs.iter());
     let end = Instant::now() + LEVEL_WITHIN;

@@ -470,6 +470,7 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
 /// State of the ordinary route of a connection that is shown there.
 fn plain_of(daemon: &Daemon, pair: &FlowKey, wall: f64) -> Option<PlainInfo> {
     let at = now();
+    daemon.host.matched().get(pair)?;
     let (open, heard) = daemon.host.shadows.borrow().get(pair)?.plain(at);
     let heard = wall - at.since(heard).as_secs_f64();
     Some(PlainInfo { open, heard })

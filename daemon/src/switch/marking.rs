@@ -183,14 +183,14 @@ async fn put_one(
     let Some(id) = bump else {
         let marked = conntrack.set_mark(&pair, value, mask).await;
         // What the peer still sends by the bump is not to be acknowledged in plain, to routers that have not seen it.
-        if !(leads && daemon.host.matched().contains_key(&pair)) {
+        if !(leads && daemon.host.is_shown(&pair)) {
             end_drains(daemon, &pair);
         }
         return marked.map(|_| bump);
     };
     if new.was != bump {
         // Without the data path nothing is known of it.
-        let _ = daemon.driver.enter(id, pair);
+        let _ = daemon.driver.enter(id, pair, new.was);
     }
     let installed = !daemon.state.borrow().installed.is_empty();
     let marked = conntrack.set_mark(&pair, value, mask).await?;

@@ -1,10 +1,14 @@
 //! Connections that plain does not carry stay on their bumps.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::isolated;
 use netns_tests::routed::{Routed, Router, exchange};
+use netns_tests::traffic::{SETTLED, Talk};
 
+/// Bytes of an exchange, and of many windows.
+const SOME: usize = 200_000;
+const MUCH: usize = 30_000_000;
 /// Bytes of an exchange: little enough for one window of a firewall that follows the numbers.
 const FEW: usize = 10_000;
 
@@ -76,6 +80,52 @@ fn a_connection_that_a_router_translates_stays() {
 #[test]
 fn a_connection_that_a_firewall_has_not_seen_begin_stays() {
     isolated(|| stays(Router::Firewall));
+}
+
+/// Far more than a window goes by the bump, and the two ends show the firewall in steps what it did not see.
+#[test]
+fn a_firewall_is_caught_up_with_before_a_connection_goes_to_plain() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            net.router.shell(
+                "nft add counter ip fw plain\n\
+                 nft add rule ip fw forward tcp dport 7000 counter name plain\n\
+                 nft add rule ip fw forward tcp sport 7000 counter name plain",
+            )?;
+            let plain = |net: &Routed| -> Result<u64> {
+                let seen = net.router.run("nft -j list counter ip fw plain")?;
+                let seen: serde_json::Value = serde_json::from_str(&seen)?;
+                let packets = seen["nftables"][1]["counter"]["packets"].as_u64();
+                packets.with_context(|| format!("{seen}"))
+            };
+            let mut conn = net.connect(7000)?;
+            exchange(&mut conn, FEW)?;
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                net.a.enable(7000)?;
+                net.a.wait_locked(7000)?;
+                let before = plain(net)?;
+                for _ in 0..MUCH / SOME {
+                    exchange(&mut conn, SOME)?;
+                }
+                let during = plain(net)?;
+                ensure!(during == before, "{} packets in plain", during - before);
+                node.switch("disable", end, 7000)?;
+                let shown = (plain(net)? - during) * 41;
+                ensure!(shown < MUCH as u64 / 1000, "{shown} bytes to catch up");
+                exchange(&mut conn, FEW)?;
+            }
+            // The same while both ends send.
+            let talk = Talk::over(&net.a.host, &net.b.host, conn)?;
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                net.a.enable(7000)?;
+                talk.advance(MUCH as u64)?;
+                node.switch("disable", end, 7000)?;
+                ensure!(net.a.bumps(7000)? == ["plain"] && net.b.bumps(7000)? == ["plain"]);
+                talk.advance(SETTLED)?;
+            }
+            talk.finish()
+        })
+    });
 }
 
 /// Plain carries the one of two connections that a firewall has seen begin.

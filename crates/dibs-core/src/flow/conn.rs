@@ -295,8 +295,6 @@ struct Numbers {
     differ: bool,
     /// They were compared, and are not compared again.
     over: bool,
-    /// Number of the first segment here, and what that acknowledges: so much went in plain.
-    first: Option<(SeqNumber, SeqNumber)>,
 }
 
 /// One connection in one bump.
@@ -466,11 +464,6 @@ impl Conn {
         self.numbers.as_ref().is_some_and(|numbers| numbers.differ)
     }
 
-    /// Number of the first segment by this bump since the connection came here from elsewhere, and what that acknowledges.
-    pub fn first(&self) -> Option<(SeqNumber, SeqNumber)> {
-        self.numbers.as_ref()?.first
-    }
-
     /// Notes the numbers of a segment of the peer's kernel, and compares as [`compare`](Self::compare) does.
     pub fn compare_with(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>) -> bool {
         let numbers = self.numbers.as_mut();
@@ -524,19 +517,27 @@ impl Conn {
         self.inc.take()
     }
 
-    /// Notes how far the local kernel has sent, and what it has.
-    pub fn note_sent(&mut self, segment: &Segment<'_>) {
+    /// Notes how far the local kernel has sent, and what it has. `entered`: number of its first segment by a bump, and what that
+    /// acknowledges, if the connection came from plain.
+    pub fn note_sent(
+        &mut self,
+        segment: &Segment<'_>,
+        entered: &mut Option<(SeqNumber, SeqNumber)>,
+    ) {
         let numbered = u32::from(segment.has(flags::SYN)) + u32::from(segment.has(flags::FIN));
         let end = segment.seq.add(segment.payload.len() as u32 + numbered);
         if moves_on(self.sent_end, end) {
             self.sent_end = Some(end);
+        }
+        if segment.has(flags::SYN) {
+            *entered = None;
         }
         // Without resets, as in `compare_with`.
         let numbers = self.numbers.as_mut();
         if let Some(numbers) = numbers.filter(|_| !segment.has(flags::RST)) {
             numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
             numbers.sent_end = Some(end);
-            numbers.first.get_or_insert((segment.seq, segment.ack));
+            entered.get_or_insert((segment.seq, segment.ack));
         }
         if let Some(clamp) = &mut self.clamp {
             clamp.sent(end);

@@ -247,15 +247,17 @@ impl Node {
         self.solicit(bump, tuple);
     }
 
-    /// Notes that a connection is about to come to `bump` from elsewhere, so what is known of an earlier time there says nothing any
-    /// more. `tuple` is as the local host sends.
-    pub fn enter(&mut self, bump: BumpId, tuple: FlowKey) {
-        let peer = route_conn(&mut self.peers, &tuple);
-        let conn = peer.and_then(|peer| {
-            let key = peer.flows.find(tuple, bump)?;
-            peer.flows.get_mut(key)
-        });
-        if let Some(conn) = conn {
+    /// Notes that a connection is about to come to `bump` from the bump `was`, or from plain, so what is known of an earlier time
+    /// there says nothing any more. `tuple` is as the local host sends.
+    pub fn enter(&mut self, bump: BumpId, tuple: FlowKey, was: Option<BumpId>) {
+        let Some(peer) = route_conn(&mut self.peers, &tuple) else {
+            return;
+        };
+        if was.is_none() {
+            peer.flows.leave_plain(&tuple);
+        }
+        let conn = peer.flows.find(tuple, bump);
+        if let Some(conn) = conn.and_then(|key| peer.flows.get_mut(key)) {
             conn.compare_anew();
         }
     }

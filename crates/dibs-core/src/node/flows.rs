@@ -5,6 +5,7 @@ use std::hash::BuildHasher;
 
 use dibs_settings::{BumpId, Scheduler};
 use dibs_wire::frame::{FlowId, Open};
+use dibs_wire::packet::Segment;
 use dibs_wire::{FlowKey, SeqNumber};
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
@@ -43,6 +44,9 @@ struct Ends {
     /// The bumps that it was on, as far as they are not forgotten.
     lanes: SmallVec<[(BumpId, Key); 1]>,
     floor: TsvalFloor,
+    /// Number of the local kernel's first segment since the connection came from plain, and what that acknowledges: so much went in
+    /// plain.
+    entered: Option<(SeqNumber, SeqNumber)>,
     /// The peer's last SYN, while the local kernel has not answered it.
     call: Option<Call>,
 }
@@ -201,6 +205,26 @@ impl FlowTable {
         Some((conn, ends.tuple, &mut ends.floor))
     }
 
+    /// Notes what the local kernel sent.
+    pub(super) fn note_sent(&mut self, key: Key, segment: &Segment<'_>) -> &mut Conn {
+        let conn = self.conns.get_mut(key).expect(ENDS);
+        let ends = self.ends.get_mut(conn.ends).expect(ENDS);
+        conn.note_sent(segment, &mut ends.entered);
+        conn
+    }
+
+    /// Number of the first segment that the local kernel sent since a connection came from plain, and what that acknowledges.
+    pub(super) fn entered(&self, conn: &Conn) -> Option<(SeqNumber, SeqNumber)> {
+        self.ends.get(conn.ends)?.entered
+    }
+
+    /// A connection is about to come from plain.
+    pub(super) fn leave_plain(&mut self, tuple: &FlowKey) {
+        if let Some(ends) = self.ends_of(tuple).and_then(|key| self.ends.get_mut(key)) {
+            ends.entered = None;
+        }
+    }
+
     /// A SYN of the peer goes to the local kernel.
     pub(super) fn call(&mut self, now: Time, key: Key, bump: BumpId, seq: SeqNumber) -> Heard {
         match self.ends_mut(key) {
@@ -338,6 +362,7 @@ impl FlowTable {
             tuple,
             lanes: SmallVec::new(),
             floor: TsvalFloor::default(),
+            entered: None,
             call: None,
         });
         let Self { ends, hashing, .. } = self;

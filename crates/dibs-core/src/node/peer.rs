@@ -117,8 +117,7 @@ impl Peer {
         if segment.has(flags::ACK) {
             receiver.on_local_ack(&mut cx, key, segment.ack);
         }
-        let conn = self.flows.get_mut(key).expect("it was just found");
-        conn.note_sent(segment);
+        let conn = self.flows.note_sent(key, segment);
         if conn.compare() {
             let tuple = segment.tuple;
             { &mut shared.journal.events }.push(Event::Renumbered { bump, tuple });

@@ -87,7 +87,7 @@ pub struct ConnSnapshot {
     pub opened: bool,
     /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
     pub stands: Option<(SeqNumber, SeqNumber)>,
-    /// The same of the time when it came back to the bump.
+    /// The same of the time when it left plain.
     pub entered: Option<(SeqNumber, SeqNumber)>,
     /// Number behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
     pub given: Option<SeqNumber>,
@@ -164,7 +164,7 @@ impl Node {
                     spoke: conn.spoke,
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
-                    entered: conn.first(),
+                    entered: peer.flows.entered(conn),
                     given: conn.given(),
                     renumbered: conn.is_renumbered(),
                     stats: conn.stats,

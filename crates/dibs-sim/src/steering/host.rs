@@ -38,8 +38,8 @@ pub(super) enum Command {
     Drain(FlowKey),
     /// A connection is to go on.
     EndDrain(FlowKey),
-    /// A connection comes to this bump from elsewhere.
-    Enter(FlowKey, BumpId),
+    /// A connection comes to this bump from another one, or from plain.
+    Enter(FlowKey, BumpId, Option<BumpId>),
     /// The kernel is to say where a connection stands that is on this bump.
     Solicit(FlowKey, BumpId),
 }
@@ -493,7 +493,9 @@ impl Host {
         daemon.look_at = Some(self.now.get());
         match bump {
             None => self.command(Command::EndDrain(pair)),
-            Some(bump) if new.was != Some(bump) => self.command(Command::Enter(pair, bump)),
+            Some(bump) if new.was != Some(bump) => {
+                self.command(Command::Enter(pair, bump, new.was));
+            }
             Some(_) => {}
         }
     }
