@@ -12,6 +12,7 @@ use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Socket};
+use dibs_switch::engine::Machine as _;
 use dibs_switch::engine::entries::Ends;
 use dibs_switch::engine::{Goal, Mark, choices};
 use dibs_switch::table::Conn;
@@ -539,7 +540,7 @@ pub(crate) async fn leave_renumbered(
     let then = match take_back(daemon, bump, live).await? {
         true => "it is in plain",
         false => {
-            "it stays and moves nothing, because a rule requires that, or plain was not seen to carry it"
+            "it stays and moves nothing, because a rule requires that, or the peer did not follow"
         }
     };
     let name = daemon.bumps.name_of(Some(bump));
@@ -552,27 +553,42 @@ pub(crate) async fn leave_renumbered(
     Ok(())
 }
 
-/// Takes a connection from this bump, to which it came from plain a moment ago, back there, unless a rule requires the bump; true if
-/// it is there no more.
+/// Takes a renumbered connection from this bump, to which it came from plain a moment ago, back there, unless a rule requires the
+/// bump; true if it is there no more.
 pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> anyhow::Result<bool> {
-    let start = Instant::now();
-    while is_moving(daemon, live) && start.elapsed() < MOVED_WITHIN {
-        sleep(LOOK_EVERY).await;
-    }
-    let is_there = || daemon.state.borrow().conns.get(&live.pair).place.marked() == Some(bump);
-    let may_leave = {
+    // Only plain changes numbers, and nothing gets on by a bump once they are changed.
+    daemon.update(&live.pair, |conn| conn.place.note_plain(now()));
+    // A new rule may have it there already in the kernel, before it is moved here.
+    let is_settled = || {
         let state = daemon.state.borrow();
-        let is_proved = state.conns.get(&live.pair).place.has_proof(now());
-        is_proved && state.ruling(live).requirement().is_none()
+        let conn = state.conns.get(&live.pair);
+        conn.rests() && (conn.place.marked() == Some(bump) || conn.choice.get().is_some())
     };
-    if is_there() && may_leave {
+    let is_there = || daemon.state.borrow().conns.get(&live.pair).place.marked() == Some(bump);
+    let is_required = || daemon.state.borrow().ruling(live).requirement().is_some();
+    // If both hosts take it back at the same moment, neither follows: one of them tries again first.
+    let hosts = daemon.hosts(live.peer);
+    let pause = match hosts.own < hosts.peer {
+        true => LOOK_EVERY,
+        false => MOVED_WITHIN / 4,
+    };
+    let end = Instant::now() + MOVED_WITHIN;
+    loop {
+        while !is_settled() && Instant::now() < end {
+            sleep(LOOK_EVERY).await;
+        }
+        if !is_there() || is_required() || Instant::now() >= end {
+            return Ok(!is_there());
+        }
         let plain = Goal {
             bump: None,
             force: true,
         };
         choices::choose(daemon, &[*live], plain, |_, _| {}).await?;
+        if is_there() {
+            sleep(pause).await;
+        }
     }
-    Ok(!is_there())
 }
 
 /// True if a choice for a connection is under way.
