@@ -13,7 +13,7 @@ pub enum Error {
     Read {
         /// The file as it was named.
         file: String,
-        /// Why, and what to do.
+        /// Reason, and what to do.
         reason: String,
     },
     /// The file says something that cannot stand.

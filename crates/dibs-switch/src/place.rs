@@ -15,7 +15,7 @@ const PROVED: Duration = Duration::from_secs(120);
 /// Place of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// It is on a bump neither by choice nor by a rule of ours.
+    /// Bump that it is on neither by choice nor by a rule of ours.
     handed: Option<Handed>,
     written: Option<Written>,
     /// The kernel has it on this bump without a choice: by rules, here or at the peer.
@@ -70,7 +70,7 @@ impl Place {
         self.plain.is_some_and(|at| now.since(at) < PROVED)
     }
 
-    /// Nobody knows any more whether plain carries it.
+    /// Forgets that plain carried it.
     pub(crate) fn forget_plain(&mut self) {
         self.plain = None;
     }

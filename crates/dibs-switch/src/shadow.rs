@@ -176,16 +176,14 @@ impl Shadow {
 
     /// True if the routers are to know all of it now.
     pub fn is_asked(&self, now: Time) -> bool {
-        let within = |at: Option<Time>, time| at.is_some_and(|at| now.since(at) < time);
-        let heard_at = self.is_heard.then_some(self.heard_at);
-        within(self.asked, ASKED_FOR)
-            || within(self.knocked, CATCH_UP_WITHIN) && within(heard_at, ASKED_FOR)
+        is_within(self.asked, ASKED_FOR, now)
+            || is_within(self.knocked, CATCH_UP_WITHIN, now)
+                && is_within(self.is_heard.then_some(self.heard_at), ASKED_FOR, now)
     }
 
     /// True if it is shown, or will be if the other end is heard, although it is not kept up.
     pub fn is_on_demand(&self, now: Time) -> bool {
-        let within = |at: Option<Time>, time| at.is_some_and(|at| now.since(at) < time);
-        within(self.asked, ASKED_FOR) || within(self.knocked, CATCH_UP_WITHIN)
+        is_within(self.asked, ASKED_FOR, now) || is_within(self.knocked, CATCH_UP_WITHIN, now)
     }
 
     /// True if the other end was heard since the connection left plain.
@@ -266,6 +264,11 @@ impl Shadow {
     }
 }
 
+/// True if something was so short a time ago.
+fn is_within(at: Option<Time>, time: Duration, now: Time) -> bool {
+    at.is_some_and(|at| now.since(at) < time)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,7 +327,7 @@ mod tests {
         moved: [i64; 2],
         now: Time,
         shown: usize,
-        /// They are shown only while they are asked.
+        /// Shadows are sent only while they are asked.
         on_demand: bool,
     }
 
@@ -451,7 +454,7 @@ mod tests {
             assert!(ends.shown <= most, "{} of {most}", ends.shown);
             let before = ends.shown;
             assert!(ends.is_open(), "{moved:?} {:?}", ends.router.0);
-            // Afterwards nothing of it is seen.
+            // A short time afterwards nothing more of it is seen.
             ends.moved[0] += 100_000_000;
             (0..1000).for_each(|_| ends.tick());
             let before = ends.shown - before;
@@ -459,7 +462,7 @@ mod tests {
         }
     }
 
-    /// It goes on while the routers are to know all of it.
+    /// Traffic goes on while the routers are to know all of it.
     #[test]
     fn a_busy_connection_is_shown_now_and_then_and_not_each_round_trip() {
         let mut ends = Ends::new();

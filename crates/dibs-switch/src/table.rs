@@ -184,7 +184,7 @@ impl Conn {
         }
     }
 
-    /// It has an entry, and goes on.
+    /// Notes that it has an entry, and goes on.
     pub(crate) fn begin(&mut self) {
         self.ended = false;
     }

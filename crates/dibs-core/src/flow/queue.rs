@@ -181,8 +181,8 @@ impl Queue {
         self.codel.judge(now, sojourn, short, patience)
     }
 
-    /// Whether no more waits than goes at once: among many flows that may be long from now, and a sender can do nothing
-    /// about it.
+    /// True if no more waits than goes at once: among many flows that may be long from now, and a sender can do nothing about
+    /// it.
     fn is_short(&self, burst: usize) -> bool {
         let head = self.items.front().map_or(0, |head| head.rest.mss);
         self.bytes() <= burst.max(2 * head.max(1500))

@@ -235,7 +235,7 @@ mod tests {
         let unseen = port(5300, &Some(Vec::new()), true);
         assert_eq!(unseen.found, "another program has UDP port 5300");
         assert_eq!(port(5300, &None, false).outcome, Outcome::Ok);
-        // It may be dibsd itself.
+        // dibsd itself may have it.
         let hidden = port(5300, &Some(Vec::new()), false);
         assert_eq!(hidden.outcome, Outcome::Skipped);
     }
