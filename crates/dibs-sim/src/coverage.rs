@@ -102,6 +102,8 @@ seen! {
     PlainProved = "switch: plain proved",
     /// Plain was not seen to carry a connection, which stayed on its bump.
     PlainRefused = "switch: plain refused",
+    /// A packet in plain that had the numbers of another host's connection matched nothing.
+    CopyMatchedNothing = "switch: copy matched nothing",
     /// A firewall on the ordinary route dropped what it did not know.
     FirewallDropped = "plain: dropped by a firewall",
     /// The users of a host had other rules from then on.

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
+use dibs_switch::matching::Stand;
 use dibs_wire::SeqNumber;
 use dibs_wire::packet::{FlowKey, flags};
 use etherparse::{TcpOptionElement, TcpOptionsIterator};
@@ -252,6 +253,21 @@ impl Kernel {
         self.scales.get(&tuple.reversed()).copied().unwrap_or(0)
     }
 
+    /// State of a connection that is open, as this kernel says it if it is asked.
+    pub fn stand(&self, tuple: &FlowKey, now: Time) -> Option<Stand> {
+        let track = self.tracks.get(tuple).filter(|_| self.speaks(tuple))?;
+        let paws = self.paws.get(&tuple.reversed());
+        Some(Stand {
+            seq: track.top.raw(),
+            ack: track.acked?.raw(),
+            timestamps: paws.map(|paws| (self.tsval(now), paws.recent)),
+        })
+    }
+
+    fn tsval(&self, now: Time) -> u32 {
+        self.clock.wrapping_add((now.as_nanos() / 1_000_000) as u32)
+    }
+
     /// True if it has a connection that may still send or get something.
     pub fn speaks(&self, tuple: &FlowKey) -> bool {
         self.sockets.iter().any(|(_, socket)| {
@@ -276,8 +292,7 @@ impl Kernel {
 
     /// Lets the stack work; what it sends comes out.
     pub fn poll(&mut self, now: Time) -> Vec<Vec<u8>> {
-        let millis = (now.as_nanos() / 1_000_000) as u32;
-        TSVAL.set(self.clock.wrapping_add(millis));
+        TSVAL.set(self.tsval(now));
         self.remind(now);
         self.interface
             .poll(instant(now), &mut self.device, &mut self.sockets);

@@ -22,7 +22,7 @@ use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
-use dibs_switch::engine::{entries, locks, rules, tells};
+use dibs_switch::engine::{entries, locks, rules, shadows, tells};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_wire::FlowKey;
@@ -107,6 +107,7 @@ impl<'a> At<'a> {
             let found = Found {
                 socket: self.socket(pair)?,
                 speaks: self.kernel.speaks(pair),
+                window_scale: self.kernel.window_scale(pair),
                 opens: !conns[*number].is_open(host, self.kernel),
             };
             Some((*pair, found))
@@ -123,6 +124,8 @@ struct Found {
     speaks: bool,
     /// Handshake that is not over yet, or a socket that listens.
     opens: bool,
+    /// Number of bits by which it shifts the far end's windows.
+    window_scale: u8,
 }
 
 /// A task of a daemon.
@@ -140,7 +143,7 @@ impl Steering {
     /// Steering of a host where nothing was chosen. `forces`: users want connections in plain whether that carries them or not.
     pub fn new(host: u64, peer: u64, forces: bool) -> Self {
         Self {
-            host: Rc::new(Host::new(host, peer, forces)),
+            host: Rc::new_cyclic(|me| Host::new(me, host, peer, forces)),
             ..Self::default()
         }
     }
@@ -252,6 +255,8 @@ impl Steering {
         self.host.start(request);
         let host = Rc::clone(&self.host);
         self.spawn(async move { host.begin().await });
+        let host = Rc::clone(&self.host);
+        self.spawn(async move { shadows::keep(&*host).await });
         self.run(at);
     }
 
@@ -264,9 +269,12 @@ impl Steering {
 
     /// A message of the peer's daemon. False if it is none of ours.
     pub fn on_message(&mut self, at: &mut At<'_>, bytes: &[u8]) -> bool {
-        let Ok(message) = Message::decode(bytes) else {
+        let Ok(mut message) = Message::decode(bytes) else {
             return false;
         };
+        for named in message.body.named_mut() {
+            named.pair = at.node.ours(0, named.pair.reversed()).reversed();
+        }
         self.host.take_message(message);
         self.run(at);
         true
@@ -280,7 +288,7 @@ impl Steering {
 
     /// A packet came in by the ordinary route, whatever the kernel makes of it.
     pub fn on_plain(&mut self, at: &mut At<'_>, packet: &[u8]) {
-        if self.host.hear(at.now, packet) {
+        if self.host.hear(packet) {
             self.run(at);
         }
     }
@@ -364,6 +372,7 @@ impl Steering {
     fn begin_due(&mut self, now: Time) -> bool {
         let before = self.tasks.len();
         let host = Rc::clone(&self.host);
+        self.tasks.append(&mut self.host.spawned.borrow_mut());
         self.host.handle_due(now);
         if let Some(rules) = self.host.begin_changing(now) {
             let host = Rc::clone(&host);
@@ -433,7 +442,11 @@ impl Steering {
         let any = !commands.is_empty();
         for command in commands {
             match command {
-                Command::Post(request, bytes) => {
+                Command::Post(request, mut message) => {
+                    for named in message.body.named_mut() {
+                        named.pair = at.node.theirs(0, named.pair);
+                    }
+                    let bytes = message.encode();
                     let sent = at.node.send_control(at.now, 0, &bytes).is_ok();
                     self.host.note_posted(request, sent.then_some(bytes));
                 }
@@ -451,6 +464,12 @@ impl Steering {
                 }
                 Command::Enter(pair, bump, was) => at.node.enter(bump, pair, was),
                 Command::Solicit(pair, bump) => at.node.solicit(bump, pair),
+                Command::Stands(pairs, stands) => {
+                    let stand = |pair: FlowKey| Some((pair, at.kernel.stand(&pair, at.now)?));
+                    stands.replace(Some(pairs.into_iter().filter_map(stand).collect()));
+                }
+                Command::Name(pair, Some(theirs)) => at.node.match_names(0, pair, theirs),
+                Command::Name(pair, None) => at.node.forget_match(0, pair),
             }
         }
         any

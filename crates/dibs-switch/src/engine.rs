@@ -12,16 +12,19 @@
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
 use dibs_settings::BumpId;
 
 use crate::answering::Refusal;
 use crate::asking::Conclusion;
-use crate::conns::Meant;
-use crate::knock;
-use crate::messages::{Answer, Body, Outcome, Switch, Unanswered};
+use crate::conns::{Meant, Socket};
+use crate::knock::{self, Numbers};
+use crate::matching::{Matched, Stand};
+use crate::messages::{Body, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
 use crate::rules::{Rule, Ruling, Wants};
 use crate::table::ConnTable;
@@ -32,7 +35,10 @@ pub mod choices;
 pub mod entries;
 pub mod knocks;
 pub mod locks;
+pub mod matches;
+pub mod renumbered;
 pub mod rules;
+pub mod shadows;
 pub mod switches;
 pub mod tells;
 pub mod wants;
@@ -40,6 +46,7 @@ pub mod wants;
 pub use crate::marks::Mark;
 pub use asks::ROUND;
 use entries::{Ends, Marked};
+use shadows::Shadows;
 
 /// A live connection, as a machine knows it.
 pub trait Live: Copy {
@@ -84,6 +91,8 @@ pub enum Task {
     Confirm,
     /// Connections are locked.
     Lock,
+    /// Connections are shown in plain.
+    Shadow,
     /// Rules have changed: everything that follows them looks again.
     Rules,
 }
@@ -168,6 +177,20 @@ pub type Found<M> = HashMap<FlowKey, <M as Machine>::Live>;
 /// News of a machine.
 pub type NewsOf<'a, M> = News<'a, <M as Machine>::Live, <M as Machine>::Rule>;
 
+/// Sockets that send packets of connections in plain, and hear those of their far ends.
+#[allow(
+    async_fn_in_trait,
+    reason = "an engine stays on the thread of its machine"
+)]
+pub trait Plain {
+    /// Now.
+    fn now(&self) -> Time;
+    /// Sends a packet of a connection; what cannot be sent is not heard.
+    fn send(&self, pair: &FlowKey, packet: &[u8]);
+    /// Waits for a packet that arrives in plain, but no longer than until then. What comes by bumps is left out.
+    async fn hear(&self, until: Option<Time>) -> Option<Vec<u8>>;
+}
+
 /// A machine that the engine works on: a host's kernel, data path, state file, peers and clock.
 ///
 /// Its functions give what the system did or knows; none decides what comes next.
@@ -192,6 +215,8 @@ pub trait Machine {
     type MarkFault: fmt::Display + Clone + Into<Self::Fault>;
     /// A reason, for users, why a connection cannot move.
     type Why: fmt::Display;
+    /// Sockets that send and hear packets in plain.
+    type Plain: Plain + 'static;
 
     /// Now.
     fn now(&self) -> Time;
@@ -261,16 +286,6 @@ pub trait Machine {
     async fn find(&self, pairs: &[FlowKey]) -> Result<Found<Self>, Self::Fault>
     where
         Self: Sized;
-    /// Has a peer find connections in plain that it knows by other addresses ([`matching`](crate::matching)). Returns what it
-    /// answers, by connection; nothing of those whose numbers the kernel here does not say.
-    ///
-    /// # Errors
-    /// The system cannot.
-    async fn match_names(
-        &self,
-        peer: usize,
-        lives: &[Self::Live],
-    ) -> Result<BTreeMap<FlowKey, Answer>, Self::Fault>;
     /// As [`find`](Self::find), with what the kernel's entries say of them.
     ///
     /// # Errors
@@ -313,20 +328,61 @@ pub trait Machine {
     async fn steerable(&self, lives: &[Self::Live], bump: Option<BumpId>) -> Vec<Self::Live>;
     /// Connections of these that plain does not carry, as far as anybody can say.
     async fn uncarried(&self, lives: &[Self::Live]) -> BTreeMap<FlowKey, knock::Refusal>;
-    /// Knocks at a peer, for up to [`ROUND`] connections. Returns those that plain does not carry.
+    /// Sockets for these connections in plain.
     ///
     /// # Errors
-    /// As of [`lives`](Self::lives).
-    async fn knock(&self, peer: usize, lives: &[Self::Live]) -> Result<rules::Kept, Self::Fault>;
-    /// Sends acknowledgements in plain and hears those of a peer. Returns its answers, except for connections of which the
-    /// kernel does not say where they stand.
+    /// The system has none.
+    fn plain(&self, pairs: impl Iterator<Item = FlowKey>) -> Result<Self::Plain, Self::Fault>;
+    /// Sockets that hear acknowledgements in plain, from wherever they come, that have any of the numbers that peers
+    /// [show](Stand::shown).
     ///
     /// # Errors
-    /// As of [`lives`](Self::lives).
-    async fn hear_knocks(
+    /// The system has none.
+    fn plain_by_numbers(&self, conns: &[(FlowKey, Stand)]) -> Result<Self::Plain, Self::Fault>;
+    /// Numbers of connections that are on bumps, as far as the data path knows or the kernel says.
+    ///
+    /// # Errors
+    /// The system does not say.
+    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Numbers>, Self::Fault>;
+    /// States of connections in plain by the words of the kernel here; nothing of those of which it does not say it.
+    ///
+    /// # Errors
+    /// The system does not say.
+    async fn stands(
         &self,
-        heard: knocks::Heard,
-    ) -> Result<HashMap<FlowKey, (Outcome, u64)>, Self::Fault>;
+        pairs: &BTreeSet<FlowKey>,
+    ) -> Result<BTreeMap<FlowKey, Stand>, Self::Fault>;
+    /// Sockets here of these connections, to whomever they go.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn sockets(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Socket>, Self::Fault>;
+    /// Addresses that a peer's datagrams come from.
+    ///
+    /// # Errors
+    /// There is no data path.
+    async fn addresses_of(&self, peer: usize) -> Result<BTreeSet<IpAddr>, Self::Fault>;
+    /// Connections that the data path knows; none without a data path.
+    async fn carried(&self) -> Option<Vec<ConnSnapshot>>;
+    /// Number of bits by which this host shifts the windows of a connection's far end.
+    fn window_scale(&self, live: &Self::Live) -> u8;
+    /// True if a connection reaches the Internet through the other host.
+    fn is_by_exit(&self, pair: &FlowKey) -> bool;
+    /// True if plain is to be kept open for connections that left it.
+    fn keeps_plain_open(&self) -> bool;
+    /// Connections that a peer calls by other addresses.
+    fn matched(&self) -> Vec<FlowKey>;
+    /// True if that is one of them.
+    fn is_matched(&self, pair: &FlowKey) -> bool;
+    /// Notes that a peer calls a connection otherwise, and tells the data path.
+    ///
+    /// # Errors
+    /// There is no data path.
+    fn match_names(&self, pair: FlowKey, known: Matched) -> Result<(), Self::Fault>;
+    /// Counts [copies](crate::matching::Search::copies) of what a peer shows.
+    fn note_copies(&self, copies: [u64; 2]);
+    /// Access to the shadows of connections.
+    fn shadows<R>(&self, access: impl FnOnce(&mut Shadows) -> R) -> R;
     /// Reason why none of these connections can follow a SWITCH to a bump.
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal>;
 
@@ -368,6 +424,10 @@ pub trait Machine {
     async fn sleep(&self, time: Duration);
     /// Has a task of the machine look.
     fn wake(&self, task: Task);
+    /// Waits until a task is to look.
+    async fn woken(&self, task: Task);
+    /// Has the rest of something go on by itself.
+    fn spawn(&self, rest: impl Future<Output = ()> + 'static);
     /// Tells whom it concerns.
     fn tell(&self, news: NewsOf<'_, Self>)
     where

@@ -48,7 +48,7 @@ pub struct Mark {
     pub explicit: bool,
     /// True if its far end may still send by the bump that it leaves for plain by no choice: that does not pull it back.
     pub leaves: bool,
-    /// True if it leaves for plain before its peer does, and stays silent until that has followed.
+    /// True if it leaves for plain and stays silent until its peer has followed.
     pub leads: bool,
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 use dibs_wire::SeqNumber;
 use dibs_wire::packet::{self, FlowKey, Packet, flags};
 
+use crate::conns::Socket;
 use crate::knock;
 use crate::messages::Outcome;
 
@@ -31,6 +32,17 @@ const PROGRESS_UNSTAMPED: i32 = 1 << 20;
 /// Time between the time stamp that the asking kernel has last seen and the one that the peer's kernel sends, of a connection whose
 /// peer sends, in milliseconds as Linux counts them.
 const FRESH: i32 = 20_000;
+
+/// Name over the wire of a live connection that the two hosts call by different addresses; it was matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matched {
+    /// The peer's index.
+    pub peer: usize,
+    /// Name there, as this host sends.
+    pub theirs: FlowKey,
+    /// The socket here.
+    pub socket: Socket,
+}
 
 /// State of a connection by the words of the kernel that has it: an acknowledgement without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -48,17 +48,6 @@ impl From<&Live> for Meant {
     }
 }
 
-/// Name over the wire of a live connection that the two hosts call by different addresses; it was matched (`dibs_switch::matching`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Matched {
-    /// The peer's index.
-    pub(crate) peer: usize,
-    /// Name there, as this host sends.
-    pub(crate) theirs: FlowKey,
-    /// The socket here.
-    pub(crate) socket: Socket,
-}
-
 /// Numbers of connections, and when what was seen of them.
 #[derive(Default)]
 pub(crate) struct Registry {

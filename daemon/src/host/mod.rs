@@ -19,7 +19,8 @@ use dibs_config::{Config, PathConfig};
 use dibs_io::{PathSocket, SetupError};
 use dibs_policy::sockets;
 use dibs_settings::{BumpId, left_out};
-use dibs_switch::shadow::Shadow;
+use dibs_switch::engine::shadows::Shadows;
+use dibs_switch::matching::Matched;
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
 use nix::libc;
@@ -28,7 +29,6 @@ use tokio::sync::Mutex;
 use crate::data::bumps::marks;
 use crate::data::{Driver, Gone};
 use crate::host::interfaces::{Interface, Interfaces, Inventory, LEAST_MTU, own_addresses, sorted};
-use crate::host::live::Matched;
 
 /// What is known of this host. Inputs are [`refresh`](Self::refresh) and [`keep_addresses`](Self::keep_addresses), the
 /// command is [`follow_links`](Self::follow_links); the data path is told what is new.
@@ -47,7 +47,7 @@ pub(crate) struct Host {
     /// sends.
     pub(crate) published: RefCell<BTreeMap<FlowKey, FlowKey>>,
     /// Shadows of those of the matched ones that are on a bump, and of others that were to go to plain.
-    pub(crate) shadows: RefCell<BTreeMap<FlowKey, Shadow>>,
+    pub(crate) shadows: RefCell<Shadows>,
     /// Copies of what peers show of connections, under other addresses: those without room, and those that matched nothing.
     pub(crate) copies: Cell<[u64; 2]>,
     /// Networks that the peers' prefixes leave out.
@@ -97,12 +97,6 @@ impl Host {
     /// Live connections that peers call by other addresses, as this host sends.
     pub(crate) fn matched(&self) -> Ref<'_, BTreeMap<FlowKey, Matched>> {
         self.matched.borrow()
-    }
-
-    /// True if routers are shown in plain where a connection stands.
-    pub(crate) fn is_shown(&self, pair: &FlowKey) -> bool {
-        let shadows = self.shadows.borrow();
-        self.matched.borrow().contains_key(pair) || shadows.get(pair).is_some_and(Shadow::is_heard)
     }
 
     /// Notes that a peer calls a connection otherwise, and tells the data path. The host whose name goes over the wire notes

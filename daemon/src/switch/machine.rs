@@ -1,17 +1,22 @@
 //! The machine that the engine for switching works on: this host.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::Connection;
+use dibs_policy::sockets::{self, TcpSocket};
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
-use dibs_switch::conns::{Meant, host_id};
+use dibs_switch::conns::{Meant, Socket, host_id};
 use dibs_switch::engine::entries::{Ends, Marked};
+use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, knocks, rules};
-use dibs_switch::knock;
-use dibs_switch::messages::{Answer, Body, Outcome, Unanswered};
+use dibs_switch::knock::{self, Numbers};
+use dibs_switch::matching::{Matched, Stand};
+use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
@@ -25,6 +30,7 @@ use crate::host::process::now;
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
+use crate::switch::knocking::Plain;
 use crate::switch::marking::MarkError;
 use crate::switch::{
     Daemon, State, Task, entries, knocking, marking, sessions, steering, switching,
@@ -51,6 +57,17 @@ impl engine::Live for Live {
     }
 }
 
+/// Tasks of the daemon that a task of the engine stands for.
+fn tasks(task: engine::Task) -> &'static [Task] {
+    match task {
+        engine::Task::Tell => &[Task::Tell],
+        engine::Task::Confirm => &[Task::Confirm],
+        engine::Task::Lock => &[Task::Lock],
+        engine::Task::Shadow => &[Task::Shadow],
+        engine::Task::Rules => &[Task::Hours, Task::Sessions, Task::Users],
+    }
+}
+
 impl Machine for Daemon {
     type Live = Live;
     type Rule = Rule;
@@ -59,6 +76,7 @@ impl Machine for Daemon {
     type Fault = anyhow::Error;
     type MarkFault = MarkError;
     type Why = String;
+    type Plain = Plain;
 
     fn now(&self) -> Time {
         now()
@@ -161,14 +179,6 @@ impl Machine for Daemon {
         Ok(connections::sockets_of(&self.kernel, pairs).await?)
     }
 
-    async fn match_names(
-        &self,
-        peer: usize,
-        lives: &[Live],
-    ) -> anyhow::Result<BTreeMap<FlowKey, Answer>> {
-        knocking::match_names(self, peer, lives).await
-    }
-
     async fn look_up(&self, pairs: &[FlowKey]) -> anyhow::Result<(Found<Self>, Tracked)> {
         self.looked_up(pairs).await
     }
@@ -238,15 +248,71 @@ impl Machine for Daemon {
         connections::spread_refusals(lives, refusals)
     }
 
-    async fn knock(&self, peer: usize, lives: &[Live]) -> anyhow::Result<rules::Kept> {
-        knocking::knock(self, peer, lives).await
+    fn plain(&self, pairs: impl Iterator<Item = FlowKey>) -> anyhow::Result<Plain> {
+        Plain::open(self, pairs)
     }
 
-    async fn hear_knocks(
-        &self,
-        heard: knocks::Heard,
-    ) -> anyhow::Result<HashMap<FlowKey, (Outcome, u64)>> {
-        knocking::hear(self, &heard).await
+    fn plain_by_numbers(&self, conns: &[(FlowKey, Stand)]) -> anyhow::Result<Plain> {
+        Plain::by_numbers(self, conns)
+    }
+
+    async fn numbers(&self, pairs: &[FlowKey]) -> anyhow::Result<HashMap<FlowKey, Numbers>> {
+        knocking::numbers_of(self, pairs).await
+    }
+
+    async fn stands(&self, pairs: &BTreeSet<FlowKey>) -> anyhow::Result<BTreeMap<FlowKey, Stand>> {
+        knocking::stands_of(self, pairs).await
+    }
+
+    async fn sockets(&self, pairs: &[FlowKey]) -> anyhow::Result<BTreeMap<FlowKey, Socket>> {
+        let found = sockets::find(pairs).await?.into_iter();
+        let socket = |found: TcpSocket| (found.key, Socket(found.cookie as u32));
+        Ok(found.map(socket).collect())
+    }
+
+    async fn addresses_of(&self, peer: usize) -> anyhow::Result<BTreeSet<IpAddr>> {
+        let paths = self.driver.snapshot().await?.paths;
+        let of_peer = paths.iter().filter(|path| path.peer == peer);
+        Ok(of_peer.map(|path| path.remote.ip()).collect())
+    }
+
+    async fn carried(&self) -> Option<Vec<ConnSnapshot>> {
+        self.driver.conns().await.ok().map(|(_, conns)| conns)
+    }
+
+    fn window_scale(&self, live: &Live) -> u8 {
+        live.counts.window_scale
+    }
+
+    fn is_by_exit(&self, pair: &FlowKey) -> bool {
+        self.host.is_by_exit(pair)
+    }
+
+    fn keeps_plain_open(&self) -> bool {
+        self.config.daemon.keep_plain_open
+    }
+
+    fn matched(&self) -> Vec<FlowKey> {
+        self.host.matched().keys().copied().collect()
+    }
+
+    fn is_matched(&self, pair: &FlowKey) -> bool {
+        self.host.matched().contains_key(pair)
+    }
+
+    fn match_names(&self, pair: FlowKey, known: Matched) -> anyhow::Result<()> {
+        Ok(self.host.match_names(pair, known)?)
+    }
+
+    fn note_copies(&self, [left_out, unfit]: [u64; 2]) {
+        let known = self.host.copies.get();
+        self.host
+            .copies
+            .set([known[0] + left_out, known[1] + unfit]);
+    }
+
+    fn shadows<R>(&self, access: impl FnOnce(&mut Shadows) -> R) -> R {
+        access(&mut self.host.shadows.borrow_mut())
     }
 
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {
@@ -302,8 +368,6 @@ impl Machine for Daemon {
 
     async fn silence(&self, lives: &[Live]) {
         marking::silence(self, lives.iter()).await;
-        let pairs = lives.iter().map(|live| live.pair).collect();
-        knocking::level_shadows(self, &pairs).await;
     }
 
     fn end_drains(&self, pair: &FlowKey) {
@@ -330,13 +394,16 @@ impl Machine for Daemon {
     }
 
     fn wake(&self, task: engine::Task) {
-        let tasks: &[Task] = match task {
-            engine::Task::Tell => &[Task::Tell],
-            engine::Task::Confirm => &[Task::Confirm],
-            engine::Task::Lock => &[Task::Lock],
-            engine::Task::Rules => &[Task::Hours, Task::Sessions, Task::Users],
-        };
-        tasks.iter().for_each(|task| self.wakers.wake(*task));
+        tasks(task).iter().for_each(|task| self.wakers.wake(*task));
+    }
+
+    async fn woken(&self, task: engine::Task) {
+        let [task, ..] = tasks(task) else { return };
+        self.wakers.woken(*task).await;
+    }
+
+    fn spawn(&self, rest: impl Future<Output = ()> + 'static) {
+        tokio::task::spawn_local(rest);
     }
 
     fn tell(&self, news: News<'_, Live, Rule>) {

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dibs_config::Level;
 use dibs_control::RuleOrigin;
@@ -12,12 +11,10 @@ use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Desired, Error, Known, Place, Standing};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Socket};
-use dibs_switch::engine::Machine as _;
 use dibs_switch::engine::entries::Ends;
-use dibs_switch::engine::{Goal, Mark, choices};
+use dibs_switch::engine::{Mark, renumbered};
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
-use tokio::time::{Instant, sleep};
 
 use crate::data::bumps::marks;
 use crate::host::live::Live;
@@ -28,14 +25,9 @@ use crate::switch::{Daemon, State, Task};
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
-
-/// Time that a move may take that is in the way of another one.
-const MOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Words for a connection whose numbers something in plain changes.
 pub(crate) const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
      them?), so no bump can carry it";
-/// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Why the kernel did not take a mark: one reason may stand in the way of many.
 pub(crate) type MarkError = Arc<dibs_policy::Error>;
@@ -183,8 +175,7 @@ async fn put_one(
     }
     let Some(id) = bump else {
         let marked = conntrack.set_mark(&pair, value, mask).await;
-        // What the peer still sends by the bump is not to be acknowledged in plain, to routers that have not seen it.
-        if !(leads && daemon.host.is_shown(&pair)) {
+        if !leads {
             end_drains(daemon, &pair);
         }
         return marked.map(|_| bump);
@@ -533,11 +524,10 @@ pub(crate) async fn leave_renumbered(
     bump: BumpId,
     pair: FlowKey,
 ) -> anyhow::Result<()> {
-    let lives = connections::sockets_of(&daemon.kernel, &[pair]).await?;
-    let Some(live) = lives.get(&pair) else {
+    let Some((live, has_left)) = renumbered::leave(daemon, bump, pair).await? else {
         return Ok(());
     };
-    let then = match take_back(daemon, bump, live).await? {
+    let then = match has_left {
         true => "it is in plain",
         false => {
             "it stays and moves nothing, because a rule requires that, or the peer did not follow"
@@ -551,44 +541,6 @@ pub(crate) async fn leave_renumbered(
         &[("bump", name.to_owned())],
     );
     Ok(())
-}
-
-/// Takes a renumbered connection from this bump, to which it came from plain a moment ago, back there, unless a rule requires the
-/// bump; true if it is there no more.
-pub(crate) async fn take_back(daemon: &Daemon, bump: BumpId, live: &Live) -> anyhow::Result<bool> {
-    // Only plain changes numbers, and nothing gets on by a bump once they are changed.
-    daemon.update(&live.pair, |conn| conn.place.note_plain(now()));
-    // A new rule may have it there already in the kernel, before it is moved here.
-    let is_settled = || {
-        let state = daemon.state.borrow();
-        let conn = state.conns.get(&live.pair);
-        conn.rests() && (conn.place.marked() == Some(bump) || conn.choice.get().is_some())
-    };
-    let is_there = || daemon.state.borrow().conns.get(&live.pair).place.marked() == Some(bump);
-    let is_required = || daemon.state.borrow().ruling(live).requirement().is_some();
-    // If both hosts take it back at the same moment, neither follows: one of them tries again first.
-    let hosts = daemon.hosts(live.peer);
-    let pause = match hosts.own < hosts.peer {
-        true => LOOK_EVERY,
-        false => MOVED_WITHIN / 4,
-    };
-    let end = Instant::now() + MOVED_WITHIN;
-    loop {
-        while !is_settled() && Instant::now() < end {
-            sleep(LOOK_EVERY).await;
-        }
-        if !is_there() || is_required() || Instant::now() >= end {
-            return Ok(!is_there());
-        }
-        let plain = Goal {
-            bump: None,
-            force: true,
-        };
-        choices::choose(daemon, &[*live], plain, |_, _| {}).await?;
-        if is_there() {
-            sleep(pause).await;
-        }
-    }
 }
 
 /// True if a choice for a connection is under way.

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use dibs_core::node::Event;
 use dibs_settings::BumpId;
-use dibs_switch::engine::{ROUND, knocks, locks, rules, switches, tells, wants};
+use dibs_switch::engine::{ROUND, knocks, locks, matches, rules, switches, tells, wants};
 use dibs_switch::messages::{Body, Message, Outcome};
 use tokio::sync::Notify;
 
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, knocking, listing, marking, sessions, startup, steering};
+use crate::switch::{Daemon, Task, listing, marking, sessions, startup, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -180,7 +180,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     Body::Match(conns) => Some(take(conns)),
                     _ => None,
                 });
-                let outcomes = knocking::answer_match(&daemon, peer, &conns).await;
+                let outcomes = matches::answer(&*daemon, peer, &conns).await;
                 answer_parts(&daemon, peer, parts, outcomes).await;
             }
             Body::Silent { sequence, ports } => {

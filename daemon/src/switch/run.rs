@@ -14,7 +14,7 @@ use dibs_core::Time;
 use dibs_core::node::Node;
 use dibs_policy::Backstop;
 use dibs_switch::conns::host_id;
-use dibs_switch::engine::{self, Mark};
+use dibs_switch::engine::{self, Mark, shadows};
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
 use tokio::signal::unix::{SignalKind, signal};
@@ -216,7 +216,8 @@ async fn main_loop(
     tokio::task::spawn_local(paths::follow_names(own()));
     tokio::task::spawn_local(sweep(own()));
     if daemon.config.daemon.keep_plain_open {
-        tokio::task::spawn_local(knocking::keep_shadows(own()));
+        let daemon = own();
+        tokio::task::spawn_local(async move { shadows::keep(&*daemon).await });
     }
     tokio::task::spawn_local(rule_changes::follow_hours(own()));
     tokio::task::spawn_local(rule_changes::keep_resolving(own()));

@@ -9,7 +9,7 @@ use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
 use dibs_switch::engine::choices::{self, Outcome};
-use dibs_switch::engine::{Goal, knocks, stands_on};
+use dibs_switch::engine::{Goal, knocks, renumbered, stands_on};
 use dibs_switch::messages::{Answer, Outcome as Said};
 use dibs_wire::FlowKey;
 
@@ -386,7 +386,7 @@ async fn take_back_renumbered(
     let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
     for (live, outcome) in moved.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
         if renumbered.contains(&live.pair) {
-            marking::take_back(daemon, bump, live).await?;
+            renumbered::take_back(daemon, bump, live).await?;
             *outcome = Err(marking::RENUMBERED.to_owned());
         } else if daemon.state.borrow().conns.get(&live.pair).place.marked() != Some(bump) {
             *outcome = Err(TAKEN_BACK.to_owned());

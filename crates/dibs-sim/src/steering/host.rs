@@ -4,7 +4,7 @@ use dibs_wire::FlowKey;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::Poll;
 
 use dibs_core::Time;
@@ -12,26 +12,27 @@ use dibs_core::node::ConnSnapshot;
 use dibs_settings::{BumpId, Level};
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::entries::{self, Marked};
+use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{Machine as _, Mark as NewMark};
-use dibs_switch::knock;
 use dibs_switch::marks::SeenMark;
+use dibs_switch::matching::{Matched, Stand};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_switch::rules::Wants;
 use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::Entry;
 
 use super::chains::{Chains, Event};
-use super::knocking::Knocks;
+use super::knocking::Ears;
 use super::machine::{Live, tracked};
 use super::ruling::Rule;
-use super::{At, Found, LOOK_EVERY, Mark, SESSION_EVERY};
+use super::{At, Found, LOOK_EVERY, Mark, SESSION_EVERY, Task};
 use crate::coverage::Seen;
 
 /// Wish of a task to the data path.
 #[derive(Debug)]
 pub(super) enum Command {
     /// A message is to be sent, for this request if somebody waits for that.
-    Post(Option<u32>, Vec<u8>),
+    Post(Option<u32>, Message),
     /// All connections are to be listed.
     Conns,
     /// A connection is to fall silent.
@@ -42,7 +43,14 @@ pub(super) enum Command {
     Enter(FlowKey, BumpId, Option<BumpId>),
     /// The kernel is to say where a connection stands that is on this bump.
     Solicit(FlowKey, BumpId),
+    /// The kernel is to say where these connections stand.
+    Stands(BTreeSet<FlowKey>, Stands),
+    /// The peer calls a connection so; none: it is over.
+    Name(FlowKey, Option<FlowKey>),
 }
+
+/// Answer of the kernel, once it is there.
+pub(super) type Stands = Rc<RefCell<Option<BTreeMap<FlowKey, Stand>>>>;
 
 /// State file: it outlives the daemon.
 #[derive(Debug, Default)]
@@ -51,6 +59,7 @@ pub(super) struct File {
     pub(super) rules: Vec<Rule>,
     /// Bumps that the peer's rules need.
     pub(super) wants: u16,
+    pub(super) matched: BTreeMap<FlowKey, Matched>,
     /// Time until which it takes nothing.
     pub(super) unable_until: Option<Time>,
     /// There is more to be saved than it has.
@@ -78,7 +87,6 @@ pub(super) struct Daemon {
     pub(super) serving: bool,
     /// The bumps by which something of a connection may still be under way that falls silent.
     pub(super) leaving: BTreeMap<FlowKey, BTreeSet<BumpId>>,
-    pub(super) knocks: Knocks,
     /// Tasks that wait for a turn to change things: the first has it.
     pub(super) turns: VecDeque<u32>,
     pub(super) next_turn: u32,
@@ -117,6 +125,7 @@ impl Daemon {
 /// A host, as the tasks of its daemon see it.
 #[derive(Default)]
 pub(super) struct Host {
+    pub(super) me: Weak<Self>,
     /// Names it in versions.
     pub(super) own: u64,
     /// Names the other one.
@@ -142,6 +151,14 @@ pub(super) struct Host {
     pub(super) changed: Cell<bool>,
     pub(super) sent: RefCell<Vec<Vec<u8>>>,
     pub(super) knocked: RefCell<Vec<Vec<u8>>>,
+    /// Ears for what comes in plain.
+    pub(super) ears: RefCell<Vec<Weak<Ears>>>,
+    pub(super) matched: RefCell<BTreeMap<FlowKey, Matched>>,
+    pub(super) shadows: RefCell<Shadows>,
+    /// Connections may have to be shown in plain now.
+    pub(super) shows: Cell<bool>,
+    /// Tasks that others began.
+    pub(super) spawned: RefCell<Vec<Task>>,
 }
 
 /// A turn to change things, until it is dropped.
@@ -157,8 +174,9 @@ impl Drop for Turn<'_> {
 }
 
 impl Host {
-    pub(super) fn new(own: u64, peer: u64, forces: bool) -> Self {
+    pub(super) fn new(me: &Weak<Self>, own: u64, peer: u64, forces: bool) -> Self {
         Self {
+            me: Weak::clone(me),
             own,
             peer,
             forces,
@@ -234,11 +252,6 @@ impl Host {
 
     pub(super) fn command(&self, command: Command) {
         self.commands.borrow_mut().push(command);
-    }
-
-    /// Access to what is known of knocks.
-    pub(super) fn knocks<R>(&self, access: impl FnOnce(&mut Knocks) -> R) -> R {
-        access(&mut self.daemon().knocks)
     }
 
     /// Waits for a turn to change things.
@@ -322,11 +335,15 @@ impl Host {
         self.each_rules(|rules| rules.retain(|rule| !rule.is_only_of(pair)));
         let file = &mut *self.file.borrow_mut();
         file.choices.retain(|(p, _)| p != pair);
+        file.matched.remove(pair);
         self.highest.borrow_mut().remove(pair);
         if let Some(daemon) = &mut *self.daemon.borrow_mut() {
             daemon.conns.forget(pair);
             daemon.leaving.remove(pair);
-            daemon.knocks.forget(pair);
+            self.shadows.borrow_mut().remove(pair);
+            if self.matched.borrow_mut().remove(pair).is_some() {
+                self.command(Command::Name(*pair, None));
+            }
             self.changed.set(true);
         }
     }
@@ -381,6 +398,9 @@ impl Host {
         self.daemon.replace(None);
         self.commands.take();
         self.timers.take();
+        self.matched.take();
+        self.shadows.take();
+        self.spawned.take();
     }
 
     pub(super) fn start(&self, request: u32) {
@@ -414,6 +434,11 @@ impl Host {
         daemon.change_at = Some(Time::ZERO);
         daemon.tracking = true;
         self.daemon.replace(Some(daemon));
+        let matched = self.file.borrow().matched.clone();
+        let live = matched.into_iter();
+        for (pair, known) in live.filter(|(pair, known)| self.socket(pair) == Some(known.socket)) {
+            self.match_names(pair, known).expect("a model takes all");
+        }
     }
 
     /// Takes up what an earlier run left, and follows conntrack.
@@ -491,7 +516,9 @@ impl Host {
         }
         chains.set_lock(&pair, lock);
         daemon.look_at = Some(self.now.get());
+        self.shows.set(true);
         match bump {
+            None if mark.leads => {}
             None => self.command(Command::EndDrain(pair)),
             Some(bump) if new.was != Some(bump) => {
                 self.command(Command::Enter(pair, bump, new.was));
@@ -509,7 +536,7 @@ impl Host {
 
     /// Sends a message for whose sending nobody waits.
     pub(super) fn post(&self, message: Message) {
-        self.command(Command::Post(None, message.encode()));
+        self.command(Command::Post(None, message));
     }
 
     /// A message was sent, or could not be.
@@ -550,14 +577,6 @@ impl Host {
         }
     }
 
-    /// A packet came in by the ordinary route. Whether anybody waits for one like it.
-    pub(super) fn hear(&self, now: Time, packet: &[u8]) -> bool {
-        let Some((pair, numbers)) = knock::read(packet) else {
-            return false;
-        };
-        self.daemon().knocks.handle_heard(&pair, numbers, now)
-    }
-
     /// True if it has a daemon.
     pub(super) fn is_up(&self) -> bool {
         self.daemon.borrow().is_some()
@@ -574,7 +593,6 @@ impl Host {
             daemon.conns.next_lock(),
             daemon.conns.next_moved(),
             daemon.conns.next_telling(),
-            daemon.knocks.due(),
             daemon.prefers().then_some(daemon.session_at),
             { daemon.change_at }.filter(|_| self.wanted.borrow().is_some()),
             (!self.chains.borrow().events.is_empty()).then_some(Time::ZERO),
@@ -592,9 +610,6 @@ impl Host {
         if retries {
             let _ = self.save();
         }
-        self.knocked
-            .borrow_mut()
-            .extend(self.daemon().knocks.handle_timeout(now));
         if { self.daemon().conns.next_lock() }.is_some_and(|due| due <= now) {
             self.set_locks(now);
         }

@@ -2,28 +2,34 @@
 
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::rc::Rc;
 use std::slice;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
 use dibs_settings::BumpId;
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
-use dibs_switch::conns::Meant;
+use dibs_switch::conns::{Meant, Socket};
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::rules::Kept;
+use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, knocks,
 };
-use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Outcome, Switch, Unanswered};
+use dibs_switch::knock::Numbers;
+use dibs_switch::matching::{Matched, Stand};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants, wanted};
 use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
-use futures_util::future::join_all;
 
 use super::chains::Chains;
-use super::host::{Command, Daemon, Host};
+use super::host::{Command, Daemon, Host, Stands};
+use super::knocking::Plain;
 use super::ruling::{Rule, Selected};
 use super::{CARRIED, LOOK_EVERY};
 use crate::coverage::Seen;
@@ -77,6 +83,19 @@ pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowK
     Tracked::new(pairs.filter_map(entry).collect())
 }
 
+impl Host {
+    /// Connections of these that plain does not carry.
+    async fn stuck(&self, lives: &[Live]) -> Kept {
+        let refusals = knocks::refusals(self, lives).await;
+        let refusals = refusals.expect("a model finds out");
+        let is_bumped = |live: &&Live| engine::stands_on(self, *live).is_some();
+        let bumped = lives.iter().filter(is_bumped);
+        let proved = bumped.filter(|live| !refusals.contains_key(&live.pair()));
+        proved.for_each(|_| self.note(Seen::PlainProved));
+        refusals
+    }
+}
+
 impl Machine for Host {
     type Live = Live;
     type Rule = Rule;
@@ -85,6 +104,7 @@ impl Machine for Host {
     type Fault = Unable;
     type MarkFault = Unable;
     type Why = &'static str;
+    type Plain = Plain;
 
     fn now(&self) -> Time {
         self.now.get()
@@ -188,6 +208,7 @@ impl Machine for Host {
         }
         (file.choices, file.wants, file.unsaved) = (choices, wants, false);
         file.rules.clone_from(&daemon.rules);
+        file.matched.clone_from(&self.matched.borrow());
         Ok(())
     }
 
@@ -274,7 +295,7 @@ impl Machine for Host {
             Goal {
                 bump: None,
                 force: false,
-            } => knocks::refusals(self, lives).await?,
+            } => self.stuck(lives).await,
             _ => Kept::new(),
         };
         let why = |live: &Live| {
@@ -301,29 +322,92 @@ impl Machine for Host {
     }
 
     async fn uncarried(&self, lives: &[Live]) -> Kept {
-        let refusals = knocks::refusals(self, lives).await;
-        let refusals = refusals.expect("a model finds out");
+        let refusals = self.stuck(lives).await;
         refusals.iter().for_each(|_| self.note(Seen::PlainRefused));
         refusals
     }
 
-    async fn knock(&self, _: usize, lives: &[Live]) -> Result<Kept, Unable> {
-        Ok(self.knock_for(lives).await)
+    fn plain(&self, pairs: impl Iterator<Item = FlowKey>) -> Result<Plain, Unable> {
+        Ok(self.open_plain(Some(pairs.collect())))
     }
 
-    async fn hear_knocks(
-        &self,
-        heard: knocks::Heard,
-    ) -> Result<HashMap<FlowKey, (Outcome, u64)>, Unable> {
-        let heard = heard.into_iter().map(async |(pair, (theirs, is_bumped))| {
-            let reply = self.hear_knock(pair, theirs, is_bumped).await?;
-            Some((pair, reply))
-        });
-        Ok(join_all(heard).await.into_iter().flatten().collect())
+    fn plain_by_numbers(&self, _: &[(FlowKey, Stand)]) -> Result<Plain, Unable> {
+        Ok(self.open_plain(None))
     }
 
-    async fn match_names(&self, _: usize, _: &[Live]) -> Result<BTreeMap<FlowKey, Answer>, Unable> {
-        Ok(BTreeMap::new())
+    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Numbers>, Unable> {
+        let mut known: HashMap<FlowKey, (Time, Numbers)> = HashMap::new();
+        for conn in &*self.listed().await {
+            if let Some((sent_end, acked)) = conn.stands.filter(|_| pairs.contains(&conn.tuple)) {
+                let found = (conn.last_seen, Numbers::of(sent_end, acked));
+                let latest = known.entry(conn.tuple).or_insert(found);
+                *latest = (*latest).max(found);
+            }
+        }
+        let known = known.into_iter();
+        Ok(known.map(|(pair, (_, numbers))| (pair, numbers)).collect())
+    }
+
+    async fn stands(&self, pairs: &BTreeSet<FlowKey>) -> Result<BTreeMap<FlowKey, Stand>, Unable> {
+        let stands = Stands::default();
+        self.command(Command::Stands(pairs.clone(), Rc::clone(&stands)));
+        Ok(self.until(|| stands.take()).await)
+    }
+
+    async fn sockets(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Socket>, Unable> {
+        let socket = |pair: &FlowKey| Some((*pair, self.socket(pair)?));
+        Ok(pairs.iter().filter_map(socket).collect())
+    }
+
+    async fn addresses_of(&self, _: usize) -> Result<BTreeSet<IpAddr>, Unable> {
+        Ok(BTreeSet::new())
+    }
+
+    async fn carried(&self) -> Option<Vec<ConnSnapshot>> {
+        Some(self.listed().await.to_vec())
+    }
+
+    fn window_scale(&self, live: &Live) -> u8 {
+        let found = self.found.borrow();
+        found
+            .get(&live.pair())
+            .map_or(0, |found| found.window_scale)
+    }
+
+    fn is_by_exit(&self, _: &FlowKey) -> bool {
+        false
+    }
+
+    fn keeps_plain_open(&self) -> bool {
+        true
+    }
+
+    fn matched(&self) -> Vec<FlowKey> {
+        self.matched.borrow().keys().copied().collect()
+    }
+
+    fn is_matched(&self, pair: &FlowKey) -> bool {
+        self.matched.borrow().contains_key(pair)
+    }
+
+    fn match_names(&self, pair: FlowKey, known: Matched) -> Result<(), Unable> {
+        let matched = &mut *self.matched.borrow_mut();
+        matched.retain(|_, other| other.theirs != known.theirs);
+        matched.insert(pair, known);
+        if known.theirs != pair {
+            self.command(Command::Name(pair, Some(known.theirs)));
+        }
+        Ok(())
+    }
+
+    fn note_copies(&self, copies: [u64; 2]) {
+        if copies != [0; 2] {
+            self.note(Seen::CopyMatchedNothing);
+        }
+    }
+
+    fn shadows<R>(&self, access: impl FnOnce(&mut Shadows) -> R) -> R {
+        access(&mut self.shadows.borrow_mut())
     }
 
     async fn unfit(&self, _: usize, _: Option<BumpId>, _: &[FlowKey]) -> Option<Refusal> {
@@ -395,8 +479,7 @@ impl Machine for Host {
 
     async fn ask(&self, _: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered> {
         let request = self.next_request();
-        let bytes = Message { request, body }.encode();
-        self.command(Command::Post(Some(request), bytes));
+        self.command(Command::Post(Some(request), Message { request, body }));
         if !{ self.until(|| self.daemon().posted.remove(&request)) }.await {
             self.note(Seen::NoSession);
             return Err(Unanswered::NoSession);
@@ -420,9 +503,20 @@ impl Machine for Host {
     }
 
     fn wake(&self, task: Task) {
-        if task == Task::Confirm {
-            self.daemon().look_at = Some(self.now.get());
+        match task {
+            Task::Confirm => self.daemon().look_at = Some(self.now.get()),
+            Task::Shadow => self.shows.set(true),
+            Task::Tell | Task::Lock | Task::Rules => {}
         }
+        self.changed.set(true);
+    }
+
+    async fn woken(&self, _: Task) {
+        self.until(|| self.shows.take().then_some(())).await;
+    }
+
+    fn spawn(&self, rest: impl Future<Output = ()> + 'static) {
+        self.spawned.borrow_mut().push(Box::pin(rest));
         self.changed.set(true);
     }
 

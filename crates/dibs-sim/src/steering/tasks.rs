@@ -2,7 +2,9 @@
 
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
-use dibs_switch::engine::{Goal, choices, knocks, locks, rules, stands_on, switches, wants};
+use dibs_switch::engine::{
+    Goal, choices, knocks, locks, matches, rules, stands_on, switches, wants,
+};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_switch::telling::TELL_AGAIN;
 
@@ -81,8 +83,7 @@ impl Host {
                 Body::Want {
                     sequence, bumps, ..
                 } => vec![(wants::answer(self, 0, sequence, bumps).await, 0)],
-                // Nothing translates addresses between the simulator's hosts.
-                Body::Match(conns) => vec![(Outcome::NoConnection, 0); conns.len()],
+                Body::Match(conns) => matches::answer(self, 0, &conns).await,
                 // The simulator's hosts have no firewall.
                 Body::Silent { .. } => vec![(Outcome::Done, 0)],
                 Body::Answer(_) => unreachable!("answers are taken before"),

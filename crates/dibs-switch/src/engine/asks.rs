@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 
-use super::{Failed, Live as _, Machine, Mark, News, Task, or_warn, stands_on, switches, warn_of};
+use super::{
+    Failed, Live as _, Machine, Mark, News, Task, matches, or_warn, shadows, stands_on, switches,
+    warn_of,
+};
 use crate::asking::{Conclusion, Negotiation, Step};
 use crate::conns::{Meant, Version};
 use crate::messages::{Answer, Body, MAX_ENTRIES, Named, Outcome, Switch, Unanswered};
@@ -46,7 +49,7 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
             }
             Step::Drain => {
                 let lives: Vec<M::Live> = turn.iter().map(|(live, _)| *live).collect();
-                m.silence(&lives).await;
+                shadows::silence(m, &lives).await;
             }
             Step::Leave => leave(m, &mut turn, switch).await,
             Step::Conclude => {
@@ -138,7 +141,7 @@ async fn match_and_ask<M: Machine>(
     if unknown.is_empty() {
         return;
     }
-    let matched = or_warn(m, m.match_names(peer, &unknown).await).unwrap_or_default();
+    let matched = or_warn(m, matches::ask(m, peer, &unknown).await).unwrap_or_default();
     let mut again = Vec::new();
     for (index, (conn, _)) in conns.iter().enumerate() {
         match matched.get(&conn.pair) {
@@ -171,7 +174,6 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                 if asked.handle_silent(conns, still.contains(&pair)) {
                     leaving.push(Mark {
                         leaves: true,
-                        leads: true,
                         ..Mark::new(pair, bump, explicit)
                     });
                 } else if still.contains(&pair) {
@@ -179,6 +181,10 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                 }
             }
         });
+        for mark in &mut leaving {
+            // What the peer still sends by the bump is not to be acknowledged in plain, to routers that have not seen it.
+            mark.leads = shadows::is_shown(m, &mark.pair);
+        }
         staying.iter().for_each(|pair| m.end_drains(pair));
         leaving.iter().for_each(|_| m.tell(News::LeftFirst));
         leaving

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 
 use dibs_settings::BumpId;
 
-use super::{Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, update, warn_of};
+use super::{
+    Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, shadows, update, warn_of,
+};
 use crate::answering::{Following, Here, Refusal, Step, Wanted};
 use crate::conns::Version;
 use crate::marks::Hand;
@@ -119,7 +121,7 @@ async fn carry_out<M: Machine>(
             Step::Drain => {
                 m.tell(News::Follows(switch));
                 if is_outside {
-                    m.silence(&meant).await;
+                    shadows::silence(m, &meant).await;
                 }
             }
             Step::Save => {

@@ -1,0 +1,202 @@
+//! Proof which connections peers call by other addresses, here and for peers that ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
+use std::pin::pin;
+
+use dibs_wire::{FlowKey, SeqNumber};
+use futures_util::future::{Either, join_all, select};
+
+use super::{Live as _, Machine, News, Plain, or_warn};
+use crate::conns::Socket;
+use crate::knock::{Knock, Numbers};
+use crate::matching::{GRACE, Matched, Search, Stand, WITHIN};
+use crate::messages::{Answer, Body, MAX_MATCHES, Outcome, Unanswered};
+use crate::shadow::Shadow;
+
+/// A connection of which both names are known now.
+struct Found {
+    pair: FlowKey,
+    socket: Socket,
+    /// State in plain.
+    stand: Stand,
+}
+
+/// Has a peer find connections in plain that it calls by other addresses. Returns what it answers, of those of which the
+/// kernel here says where they stand.
+///
+/// # Errors
+/// The system cannot.
+pub(super) async fn ask<M: Machine>(
+    m: &M,
+    peer: usize,
+    lives: &[M::Live],
+) -> Result<BTreeMap<FlowKey, Answer>, M::Fault> {
+    let pairs = lives.iter().map(|live| live.pair()).collect();
+    let stands = m.stands(&pairs).await?;
+    if stands.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let conns: Vec<(FlowKey, Stand)> = stands.iter().map(|(pair, at)| (*pair, *at)).collect();
+    let ask = async |conns: &[(FlowKey, Stand)]| -> Vec<Answer> {
+        match m.ask(peer, Body::Match(conns.to_vec())).await {
+            Ok(outcomes) => { outcomes.into_iter().map(Ok) }
+                .chain(iter::repeat(Err(Unanswered::Silent)))
+                .take(conns.len())
+                .collect(),
+            Err(error) => vec![Err(error); conns.len()],
+        }
+    };
+    let mut asked = pin!(join_all(conns.chunks(MAX_MATCHES).map(ask)));
+    let plain = m.plain(stands.keys().copied())?;
+    let begin = m.now();
+    let show = |stand: &Stand| {
+        let (seq, ack) = (SeqNumber::new(stand.seq), SeqNumber::new(stand.ack));
+        Knock::ask(begin, Numbers::of(seq, ack))
+    };
+    let mut shows: Vec<Knock> = stands.values().map(show).collect();
+    let answers = loop {
+        let at = m.now();
+        for ((pair, stand), show) in stands.iter().zip(&mut shows) {
+            while show.poll_send(at).is_some() {
+                plain.send(pair, &stand.shown().packet(pair));
+            }
+        }
+        let due = shows.iter().filter_map(Knock::due).min();
+        if let Either::Left((answers, _)) = select(&mut asked, pin!(plain.hear(due))).await {
+            break answers;
+        }
+    };
+    let answers: BTreeMap<FlowKey, Answer> = { stands.keys().copied() }
+        .zip(answers.into_iter().flatten())
+        .collect();
+    let is_found =
+        |live: &&M::Live| matches!(answers.get(&live.pair()), Some(Ok((Outcome::Done, _))));
+    for live in lives.iter().filter(is_found) {
+        let pair = live.pair();
+        let found = Found {
+            pair,
+            socket: live.meant().socket,
+            stand: stands[&pair],
+        };
+        // Over the wire it has the name that it has here.
+        note(m, peer, &found, pair)?;
+    }
+    or_warn(m, m.save());
+    Ok(answers)
+}
+
+/// Notes a match. `theirs`: its name over the wire.
+fn note<M: Machine>(m: &M, peer: usize, found: &Found, theirs: FlowKey) -> Result<(), M::Fault> {
+    let Found {
+        pair,
+        socket,
+        stand,
+    } = *found;
+    if m.keeps_plain_open() {
+        let shadow = Shadow::new(Some(stand.into()), m.now());
+        m.shadows(|shadows| shadows.insert(pair, shadow));
+    }
+    let known = Matched {
+        peer,
+        theirs,
+        socket,
+    };
+    m.match_names(pair, known)
+}
+
+/// Answers a peer that shows these connections, which it calls so, in plain: whether one here is each of them.
+pub async fn answer<M: Machine>(
+    m: &M,
+    peer: usize,
+    conns: &[(FlowKey, Stand)],
+) -> Vec<(Outcome, u64)> {
+    let found = match look_for(m, peer, conns).await {
+        Ok(found) => found,
+        Err(fault) => {
+            let why = &format!("cannot look for its connections: {fault:#}");
+            m.tell(News::Peer { peer, why });
+            return vec![(Outcome::Failed, 0); conns.len()];
+        }
+    };
+    let mut is_new = false;
+    let mut note = |found: Result<Found, Outcome>, theirs: FlowKey| {
+        let found = found?;
+        is_new |= !m.is_matched(&found.pair);
+        note(m, peer, &found, theirs).map_err(|_| Outcome::Failed)
+    };
+    let noted = { found.into_iter() }
+        .zip(conns)
+        .map(|(found, (theirs, _))| note(found, theirs.reversed()));
+    let outcomes = noted.map(|noted| (noted.err().unwrap_or(Outcome::Done), 0));
+    let outcomes = outcomes.collect();
+    if is_new {
+        or_warn(m, m.save());
+        if m.is_steering() {
+            or_warn(m, m.steer().await);
+        }
+    }
+    outcomes
+}
+
+/// Looks for connections that a peer shows. What comes from an address that the peer's datagrams come from, too, is
+/// translated by nobody, and is looked for in vain.
+async fn look_for<M: Machine>(
+    m: &M,
+    peer: usize,
+    conns: &[(FlowKey, Stand)],
+) -> Result<Vec<Result<Found, Outcome>>, M::Fault> {
+    let own = m.addresses_of(peer).await?;
+    let is_translated = |(pair, _): &&(FlowKey, Stand)| !own.contains(&pair.src);
+    let shown: Vec<(FlowKey, Stand)> = conns.iter().filter(is_translated).copied().collect();
+    let mut found = match shown.is_empty() {
+        true => Vec::new(),
+        false => find_shown(m, peer, &shown).await?,
+    }
+    .into_iter();
+    let each = |conn: &(FlowKey, Stand)| match is_translated(&conn) {
+        true => found.next().expect("each that is shown is looked for"),
+        false => Err(Outcome::NoConnection),
+    };
+    Ok(conns.iter().map(each).collect())
+}
+
+/// Connections here that a peer shows; or why there is none.
+async fn find_shown<M: Machine>(
+    m: &M,
+    peer: usize,
+    conns: &[(FlowKey, Stand)],
+) -> Result<Vec<Result<Found, Outcome>>, M::Fault> {
+    let mut search = Search::new(conns.iter().map(|(_, stand)| stand.shown()).collect());
+    let plain = m.plain_by_numbers(conns)?;
+    let mut end = m.now() + WITHIN;
+    let mut is_complete = false;
+    while m.now() < end {
+        let heard = plain.hear(Some(end)).await;
+        if let Some((pair, stand)) = heard.and_then(|bytes| Stand::read(&bytes)) {
+            search.handle_heard(pair, &stand);
+        }
+        if !is_complete && search.is_complete() {
+            // Another address may show the same.
+            is_complete = true;
+            end = end.min(m.now() + GRACE);
+        }
+    }
+    let candidates: Vec<FlowKey> = { search.candidates().into_iter() }
+        .filter(|pair| m.peer_of(pair).is_none_or(|known| known == peer))
+        .collect();
+    let sockets = m.sockets(&candidates).await?;
+    let stands = m.stands(&sockets.keys().copied().collect()).await?;
+    let find = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
+        let pair = search.name(index, asking, &stands)?;
+        Ok(Found {
+            pair,
+            socket: sockets[&pair],
+            stand: stands[&pair],
+        })
+    };
+    let found: Vec<Result<Found, Outcome>> = conns.iter().enumerate().map(find).collect();
+    let names: BTreeSet<FlowKey> = found.iter().flatten().map(|found| found.pair).collect();
+    m.note_copies(search.copies(&names));
+    Ok(found)
+}

@@ -1,0 +1,201 @@
+//! Connections that are shown in plain while they are on a bump, so that routers do not lose track of them: those that the two hosts
+//! call by different addresses, and others while they are to go to plain.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
+use std::pin::pin;
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
+use dibs_wire::FlowKey;
+use futures_util::future::{Either, select};
+
+use super::{Live as _, Machine, Plain, Task};
+use crate::shadow::{Numbers, Shadow};
+
+/// Time between two looks at how far connections have moved on bumps.
+const SHOWN_EACH: Duration = Duration::from_millis(50);
+/// Time between two looks at which connections are shown in plain.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Time for routers to hear of all that a connection has sent.
+const LEVEL_WITHIN: Duration = Duration::from_millis(300);
+/// Time between two looks at what it said.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Shadows of connections, by their ends.
+pub type Shadows = BTreeMap<FlowKey, Shadow>;
+
+/// Connections that are shown in plain until the next look at which those are.
+struct Shown<P> {
+    /// The connections, and by how much each shifts the windows of its far end.
+    pairs: BTreeMap<FlowKey, u8>,
+    plain: P,
+}
+
+/// Shows connections in plain, for good.
+pub async fn keep<M: Machine>(m: &M) {
+    let mut shown = None;
+    loop {
+        while m.matched().is_empty() && m.shadows(|shadows| shadows.is_empty()) {
+            m.woken(Task::Shadow).await;
+        }
+        // Woken where connections are moved.
+        let (woken, late) = (pin!(m.woken(Task::Shadow)), pin!(m.sleep(LOOK_AGAIN)));
+        let over = select(woken, late);
+        match look(m, shown.take()).await {
+            Ok(Some(some)) => show_until(m, shown.insert(some), over).await,
+            // What cannot be shown now may be later.
+            Ok(None) | Err(_) => {
+                over.await;
+            }
+        }
+    }
+}
+
+/// Looks which are on a bump, but for those of which a rule requires that nothing be seen in plain. `before`: those until now,
+/// whose sockets stay open if they are the same.
+async fn look<M: Machine>(
+    m: &M,
+    before: Option<Shown<M::Plain>>,
+) -> Result<Option<Shown<M::Plain>>, M::Fault> {
+    let mut bumped = m.matched();
+    bumped.extend(m.shadows(|shadows| Vec::from_iter(shadows.keys().copied())));
+    bumped.sort_unstable();
+    bumped.dedup();
+    m.conns(|conns| bumped.retain(|pair| !m.is_outside(conns.get(pair).place.marked())));
+    let lives = m.find(&bumped).await?;
+    let may_show = |live: &&M::Live| m.ruling(live, |ruling| ruling.requirement().is_none());
+    let shows = lives.values().filter(may_show);
+    let shows = shows.map(|live| (live.pair(), m.window_scale(live)));
+    let (mut pairs, at) = (shows.collect::<BTreeMap<_, _>>(), m.now());
+    // In plain the routers see the connection itself.
+    m.shadows(|shadows| {
+        shadows.retain(|pair, shadow| pairs.contains_key(pair) || shadow.is_fresh(at));
+        pairs.retain(|pair, _| {
+            let is_on_demand = |shadow: &Shadow| shadow.is_on_demand(at);
+            m.is_matched(pair) || shadows.get(pair).is_some_and(is_on_demand)
+        });
+    });
+    if pairs.is_empty() {
+        return Ok(None);
+    }
+    if let Some(before) = before.filter(|before| before.pairs == pairs) {
+        return Ok(Some(before));
+    }
+    let plain = m.plain(pairs.keys().copied())?;
+    Ok(Some(Shown { pairs, plain }))
+}
+
+/// Shows them until then.
+async fn show_until<M: Machine, T>(
+    m: &M,
+    shown: &Shown<M::Plain>,
+    mut over: impl Future<Output = T> + Unpin,
+) {
+    loop {
+        // Without the data path nothing moves.
+        let Some(conns) = m.carried().await else {
+            return;
+        };
+        let next = m.now() + show(m, shown, &conns);
+        match select(&mut over, pin!(shown.plain.hear(Some(next)))).await {
+            Either::Left(_) => return,
+            Either::Right((heard, _)) => {
+                if let Some((pair, numbers)) = heard.and_then(|bytes| Numbers::read(&bytes)) {
+                    m.shadows(|shadows| {
+                        if let Some(shadow) = shadows.get_mut(&pair) {
+                            shadow.handle_heard(numbers, m.now());
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Shows what is due. Returns the time until the next look.
+fn show<M: Machine>(m: &M, shown: &Shown<M::Plain>, conns: &[ConnSnapshot]) -> Duration {
+    let mut latest: BTreeMap<FlowKey, &ConnSnapshot> = BTreeMap::new();
+    for conn in conns {
+        if shown.pairs.contains_key(&conn.tuple) {
+            let known = latest.entry(conn.tuple).or_insert(conn);
+            if known.last_seen <= conn.last_seen {
+                *known = conn;
+            }
+        }
+    }
+    let (mut each, at) = (SHOWN_EACH, m.now());
+    m.shadows(|shadows| {
+        for (pair, conn) in latest {
+            let shadow = shadows.entry(pair);
+            let shadow = shadow.or_insert_with(|| Shadow::new(None, at));
+            if let Some((given, acked)) = conn.entered {
+                shadow.handle_left(Numbers { given, acked });
+            }
+            if shadow.is_asked(at) {
+                each = LOOK_EVERY;
+            } else if !m.is_matched(&pair) {
+                continue;
+            }
+            if let Some(((_, acked), given)) = conn.stands.zip(conn.given)
+                && let Some(numbers) = shadow.poll(Numbers { given, acked }, shown.pairs[&pair], at)
+            {
+                shown.plain.send(&pair, &numbers.packet(&pair));
+            }
+        }
+    });
+    each
+}
+
+/// True if routers are shown in plain where a connection stands.
+pub fn is_shown<M: Machine>(m: &M, pair: &FlowKey) -> bool {
+    m.is_matched(pair) || m.shadows(|shadows| shadows.get(pair).is_some_and(Shadow::is_heard))
+}
+
+/// Has routers hear of all of those of these connections that are shown, which are about to go to plain.
+pub(super) fn ask<M: Machine>(m: &M, pairs: impl Iterator<Item = FlowKey>) {
+    tell(m, pairs.filter(|pair| is_shown(m, pair)), Shadow::ask);
+}
+
+/// Tells the shadows of these connections, which begin with that.
+pub(super) fn tell<M: Machine>(
+    m: &M,
+    pairs: impl Iterator<Item = FlowKey>,
+    tell: fn(&mut Shadow, Time),
+) {
+    if !m.keeps_plain_open() {
+        return;
+    }
+    for (pair, at) in pairs.zip(iter::repeat(m.now())) {
+        m.shadows(|shadows| {
+            let shadow = shadows.entry(pair);
+            tell(shadow.or_insert_with(|| Shadow::new(None, at)), at);
+        });
+    }
+    m.wake(Task::Shadow);
+}
+
+/// Has connections fall silent that are about to go to plain, and waits until the peer has shown there that it has all that they
+/// have sent: then routers on the way have seen it, too.
+pub(super) async fn silence<M: Machine>(m: &M, lives: &[M::Live]) {
+    m.silence(lives).await;
+    let pairs: BTreeSet<FlowKey> = lives.iter().map(|live| live.pair()).collect();
+    let is_behind = |conn: &ConnSnapshot| {
+        let shown = pairs.contains(&conn.tuple) && is_shown(m, &conn.tuple);
+        shown
+            && m.shadows(|shadows| {
+                let shadow = shadows.get(&conn.tuple).zip(conn.stands);
+                shadow.is_some_and(|(shadow, (sent, _))| !shadow.is_level(sent))
+            })
+    };
+    ask(m, pairs.iter().copied());
+    let end = m.now() + LEVEL_WITHIN;
+    while m.now() < end && m.shadows(|shadows| !shadows.is_empty()) {
+        // Without the data path nothing is under way.
+        match m.carried().await {
+            Some(conns) if conns.iter().any(is_behind) => m.sleep(LOOK_EVERY).await,
+            Some(_) | None => return,
+        }
+    }
+}
