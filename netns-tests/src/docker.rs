@@ -75,8 +75,16 @@ pub fn publish(lab: &mut Lab, host: &Host) -> Result<Host> {
     )?;
     container.run("ip route add default via 172.17.0.1")?;
     host.sysctl("net/ipv4/ip_forward", "1")?;
-    host.shell(RULES)?;
+    guard(host)?;
     Ok(container)
+}
+
+/// Rules of a Docker that begins on a host.
+///
+/// # Errors
+/// If the system does not let it.
+pub fn guard(host: &Host) -> Result<()> {
+    host.shell(RULES).map(drop)
 }
 
 /// Docker ends, and begins again.
@@ -85,8 +93,7 @@ pub fn publish(lab: &mut Lab, host: &Host) -> Result<Host> {
 /// If the system does not let it.
 pub fn restart(host: &Host) -> Result<()> {
     host.shell(FORGOTTEN)?;
-    host.shell(RULES)?;
-    Ok(())
+    guard(host)
 }
 
 /// A connection from a host to the published port of [`server`].

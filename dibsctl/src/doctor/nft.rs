@@ -223,6 +223,7 @@ mod tests {
             inbound: true,
             passes: false,
             interface: "dibs1".to_owned(),
+            other: None,
             protocol: "tcp",
             source: Some("10.0.1.2".parse().unwrap()),
             destination: None,

@@ -11,10 +11,12 @@ use ipnet::IpNet;
 pub(crate) struct Packet {
     /// Whether it comes in; else it goes out.
     pub(crate) inbound: bool,
-    /// True if it comes in and goes on to another host.
+    /// True if it comes from another host and goes on to another.
     pub(crate) passes: bool,
-    /// By which it comes or goes.
+    /// Interface by which it comes or goes.
     pub(crate) interface: String,
+    /// The other interface of one that passes, if it is known.
+    pub(crate) other: Option<String>,
     /// "tcp" or "udp".
     pub(crate) protocol: &'static str,
     /// Whose it is.
@@ -103,10 +105,11 @@ const DEPTH: usize = 32;
 
 /// Rule, or policy, that drops a packet for certain in a chain that the kernel calls for it.
 pub(crate) fn dropped_by(chains: &[Chain], packet: &Packet) -> Option<String> {
-    let hooks = match packet.inbound {
-        true if packet.passes => ["prerouting", "forward"],
-        true => ["prerouting", "input"],
-        false => ["output", "postrouting"],
+    let hooks = match (packet.inbound, packet.passes) {
+        (true, true) => ["prerouting", "forward"],
+        (true, false) => ["prerouting", "input"],
+        (false, true) => ["forward", "postrouting"],
+        (false, false) => ["output", "postrouting"],
     };
     let is_called =
         |chain: &&Chain| { chain.hook.as_ref() }.is_some_and(|hook| hooks.contains(&hook.as_str()));
@@ -174,18 +177,23 @@ impl Packet {
     fn holds(&self, what: &What) -> Option<bool> {
         let packet = self;
         let named = |names: &[String], inbound| {
-            let fits = |name: &String| match name.strip_suffix(['+', '*']) {
-                Some(start) => packet.interface.starts_with(start),
-                None => packet.interface == *name,
+            let interface = match (packet.inbound == inbound, packet.passes) {
+                (true, _) => &packet.interface,
+                (false, true) => packet.other.as_ref()?,
+                (false, false) => return Some(false),
             };
-            packet.inbound == inbound && names.iter().any(fits)
+            let fits = |name: &String| match name.strip_suffix(['+', '*']) {
+                Some(start) => interface.starts_with(start),
+                None => interface == name,
+            };
+            Some(names.iter().any(fits))
         };
         let within = |nets: &[IpNet], address: Option<IpAddr>| {
             address.map(|address| nets.iter().any(|net| net.contains(&address)))
         };
         match what {
-            What::In(names) => Some(named(names, true)),
-            What::Out(names) => (!packet.passes).then(|| named(names, false)),
+            What::In(names) => named(names, true),
+            What::Out(names) => named(names, false),
             What::Protocol(names) => Some(names.iter().any(|name| name == packet.protocol)),
             What::Source(nets) => within(nets, packet.source),
             What::Destination(nets) => within(nets, packet.destination),

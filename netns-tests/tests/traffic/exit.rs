@@ -11,7 +11,7 @@ use netns_tests::daemon::wait;
 use netns_tests::household::{Ears, Households, web, web_v6};
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect, connect_from};
-use netns_tests::{Node, isolated};
+use netns_tests::{Node, docker, isolated};
 use nix::sys::signal::Signal;
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -198,6 +198,26 @@ fn a_server_lets_nobody_into_its_own_networks() {
                 }
             }
             ensure!(net.b.counter("inner_address_refused")? > 0);
+            // Docker forwards for nobody but its containers.
+            let _web = listening(&net.web, "0.0.0.0:80")?;
+            ensure!(reaches(&home.node.host, web(80)), "not even without Docker");
+            docker::guard(&net.b.host)?;
+            ensure!(!reaches(&home.node.host, web(80)), "Docker lets it through");
+            let said = net.b.diagnosis("firewall")?;
+            for option in ["-i dibs+", "-o dibs+"] {
+                ensure!(
+                    said.contains(&format!("iptables -I FORWARD {option} -p tcp -j ACCEPT")),
+                    "{said}"
+                );
+                net.b
+                    .host
+                    .run(&format!("iptables -I FORWARD {option} -j ACCEPT"))?;
+            }
+            ensure!(reaches(&home.node.host, web(80)), "after what doctor says");
+            ensure!(
+                !reaches(&home.node.host, "10.8.0.10:80".parse()?),
+                "the server's own networks are open"
+            );
             Ok(())
         })
     });

@@ -1,7 +1,7 @@
-//! Whether this host's firewall lets through what dibs needs: what comes out of a TUN and goes into it, and
-//! the datagrams of the paths.
+//! Passage by this host's firewall of what dibs needs: what comes out of a TUN and goes into it, for this host or for
+//! others, and the datagrams of the paths.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use dibs_config::{BumpConfig, Config};
 use dibs_control::SilentPortInfo;
@@ -27,6 +27,7 @@ pub(crate) fn judge(
     let filter = Filter::of(host);
     let devices = devices(config);
     let mut findings = of_peers(&filter, config, &devices);
+    findings.extend(of_passing(&filter, config, ways, &devices));
     findings.extend(of_ways(&filter, config, ways));
     findings.extend(of_silent(&filter, config, silent, leading));
     if findings.is_empty() {
@@ -109,22 +110,26 @@ impl Filter {
             )
         };
         let port = packet.dport;
-        let chain = match packet.inbound {
-            true if packet.passes => "FORWARD",
-            true => "INPUT",
-            false => "OUTPUT",
+        let (chain, verb) = match packet.inbound {
+            _ if packet.passes => ("FORWARD", "route allow"),
+            true => ("INPUT", "allow"),
+            false => ("OUTPUT", "allow"),
         };
-        let option = if packet.inbound { "-i" } else { "-o" };
+        let (option, way) = match packet.inbound {
+            true => ("-i", "in"),
+            false => ("-o", "out"),
+        };
         let device = if interface.ends_with('+') {
             "dibs1"
         } else {
             interface
         };
-        if packet.inbound && made_by("ufw-") {
+        let is_theirs = packet.inbound || packet.passes;
+        if is_theirs && made_by("ufw-") {
             let port = port.map_or_else(String::new, |port| format!(" to any port {port}"));
-            return format!("allow it, for each device: ufw allow in on {device}{port}");
+            return format!("allow it, for each device: ufw {verb} {way} on {device}{port}");
         }
-        if packet.inbound && made_by("firewalld") {
+        if is_theirs && made_by("firewalld") {
             return format!(
                 "allow it, for each device: firewall-cmd --permanent --zone=trusted --add-interface={device}, then \
                  firewall-cmd --reload"
@@ -155,6 +160,7 @@ fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding
                 inbound: true,
                 passes: false,
                 interface: String::new(),
+                other: None,
                 protocol: "tcp",
                 source: Some(net.addr()),
                 destination: None,
@@ -182,6 +188,72 @@ fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding
     findings
 }
 
+/// Packets that this host forwards: of the peers of an exit, and of the networks behind a gateway.
+fn of_passing(filter: &Filter, config: &Config, ways: &[Way], devices: &[String]) -> Vec<Finding> {
+    let daemon = &config.daemon;
+    let uplink = ways.iter().find_map(|way| way.interface.clone());
+    let of_peers = config.peers.iter().flat_map(|peer| &peer.addresses);
+    let exit = of_peers.filter(|_| daemon.exit).map(|net| {
+        let begins = Packet {
+            other: uplink.clone(),
+            ..passing(net.addr(), true)
+        };
+        ("exit", begins)
+    });
+    let gateway = daemon
+        .gateway
+        .iter()
+        .map(|net| ("gateway", passing(net.addr(), false)));
+    let mut findings: Vec<Finding> = Vec::new();
+    for (subject, begins) in exit.chain(gateway) {
+        let answer = Packet {
+            inbound: !begins.inbound,
+            source: begins.destination,
+            destination: begins.source,
+            dport: None,
+            state: "established",
+            ..begins.clone()
+        };
+        for (what, packet) in [
+            ("forwarded connections", begins),
+            ("answers to forwarded connections", answer),
+        ] {
+            let way = if packet.inbound { "from" } else { "to" };
+            for (by, on) in filter.dropped_on(&packet, devices) {
+                let found = by.map(|by| format!("{what} {way} {}: dropped by {by}", on.join(", ")));
+                let any_port = Packet {
+                    dport: None,
+                    ..packet.clone()
+                };
+                let advice = filter.remedy(&any_port, &named(&on, devices));
+                let told = found.map(|found| Finding::failed(CHECK, found, advice).about(subject));
+                // Other addresses fare alike.
+                findings.extend(told.filter(|told| !findings.contains(told)));
+            }
+        }
+    }
+    findings
+}
+
+/// Packet that begins a connection of `from` to a web server, by a TUN; `inbound`: it comes out of that.
+fn passing(from: IpAddr, inbound: bool) -> Packet {
+    let anywhere: IpAddr = match from {
+        IpAddr::V4(_) => Ipv4Addr::new(9, 9, 9, 9).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2620, 0xfe, 0, 0, 0, 0, 0, 0xfe).into(),
+    };
+    Packet {
+        inbound,
+        passes: true,
+        interface: String::new(),
+        other: None,
+        protocol: "tcp",
+        source: Some(from),
+        destination: Some(anywhere),
+        dport: Some(443),
+        state: "new",
+    }
+}
+
 /// The datagrams of the paths.
 fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -193,6 +265,7 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
             inbound: false,
             passes: false,
             interface: interface.clone(),
+            other: None,
             protocol: "udp",
             source: None,
             destination: Some(remote.ip()),
@@ -251,6 +324,7 @@ fn of_silent(
             inbound: true,
             passes: to.is_some(),
             interface: device.clone(),
+            other: None,
             protocol: "tcp",
             source: peer.and_then(|peer| Some(peer.addresses.first()?.addr())),
             destination: to.map(|to| to.ip()),
@@ -295,11 +369,16 @@ mod tests {
     use crate::doctor::host::{Managers, Tables};
 
     fn found(rules: &str, silent: &[SilentPortInfo]) -> Vec<Finding> {
-        let text = "[[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n\
+        found_with("", rules, silent)
+    }
+
+    /// `daemon`: lines of `[daemon]`.
+    fn found_with(daemon: &str, rules: &str, silent: &[SilentPortInfo]) -> Vec<Finding> {
+        let rest = "[[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n\
                     [[peer]]\nname = \"server\"\n\
                     public_key = \"Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=\"\n\
                     addresses = [\"10.0.1.2/32\"]\n[peer.endpoints]\neth = \"10.0.1.2:5300\"\n";
-        let config = dibs_config::parse("test", text).unwrap();
+        let config = dibs_config::parse("test", &format!("[daemon]\n{daemon}{rest}")).unwrap();
         let saved = format!("*filter\n{rules}COMMIT\n");
         let host = Host {
             root: true,
@@ -348,6 +427,50 @@ mod tests {
         assert_eq!(outcomes(usual), [about("eth", Outcome::Warning)]);
         let open = format!("{usual}-A INPUT -p udp -m udp --dport 5300 -j ACCEPT\n");
         assert_eq!(outcomes(&open), [(None, Outcome::Ok)]);
+    }
+
+    /// What Docker, ufw and firewalld drop of what an exit or a gateway forwards, each with the way to let it through.
+    #[test]
+    fn a_firewall_that_forwards_for_nobody_is_told() {
+        let docker = ":FORWARD DROP [0:0]\n:DOCKER - [0:0]\n:DOCKER-USER - [0:0]\n\
+                      -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+                      -A FORWARD -o docker0 -j DOCKER\n-A FORWARD -j DOCKER-USER\n\
+                      -A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n\
+                      -A DOCKER -d 172.17.0.2/32 ! -i docker0 -o docker0 -p tcp -m tcp --dport 80 -j ACCEPT\n\
+                      -A DOCKER-USER -j RETURN\n";
+        let said = |daemon: &str, rules: &str| -> Vec<(Option<String>, Option<String>)> {
+            let found = found_with(daemon, rules, &[]).into_iter();
+            { found.filter(|finding| finding.outcome == Outcome::Failed) }
+                .map(|finding| (finding.subject, finding.advice))
+                .collect()
+        };
+        let iptables = |option: &str| {
+            let what = format!("iptables -I FORWARD {option} dibs+ -p tcp -j ACCEPT");
+            Some(format!("allow it before that, such as: {what}"))
+        };
+        let exit = Some("exit".to_owned());
+        let both = [
+            (exit.clone(), iptables("-i")),
+            (exit.clone(), iptables("-o")),
+        ];
+        assert_eq!(said("exit = true\n", docker), both);
+        assert_eq!(said("", docker), []);
+        let accepted = "-A FORWARD -i dibs+ -j ACCEPT\n-A FORWARD -o dibs+ -j ACCEPT\n-A FORWARD";
+        let open = docker.replacen("-A FORWARD", accepted, 1);
+        assert_eq!(said("exit = true\n", &open), []);
+        let ufw = ":FORWARD DROP [0:0]\n:ufw-before-forward - [0:0]\n-A FORWARD -j ufw-before-forward\n\
+                   -A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n";
+        let route = |way: &str| {
+            Some(format!(
+                "allow it, for each device: ufw route allow {way} on dibs1"
+            ))
+        };
+        assert_eq!(said("exit = true\n", ufw), [(exit, route("in"))]);
+        let gateway = "gateway = [\"192.168.7.0/24\"]\n";
+        assert_eq!(
+            said(gateway, ufw),
+            [(Some("gateway".to_owned()), route("out"))]
+        );
     }
 
     /// The rules of ufw, shortened, with one for PostgreSQL on an interface.
