@@ -264,29 +264,18 @@ impl Conn {
             })
     }
 
+    /// State of its socket at `host`.
+    pub fn state(&self, host: usize, kernel: &Kernel) -> State {
+        let end = &self.ends[usize::from(self.ends[0].host != host)];
+        match self.removed {
+            true => State::Closed,
+            false => kernel.sockets.get::<tcp::Socket<'_>>(end.socket).state(),
+        }
+    }
+
     /// True if a socket at `host` is not closed.
     pub fn lives(&self, host: usize, kernel: &Kernel) -> bool {
-        let end = &self.ends[usize::from(self.ends[0].host != host)];
-        let socket = |e: &End| kernel.sockets.get::<tcp::Socket<'_>>(e.socket).state();
-        !self.removed && socket(end) != State::Closed
-    }
-
-    /// True if a user of a host finds it there: an end that only listens has no connection yet.
-    pub fn is_found(&self, host: usize, kernel: &Kernel) -> bool {
-        let end = &self.ends[usize::from(self.ends[0].host != host)];
-        let listens = kernel
-            .sockets
-            .get::<tcp::Socket<'_>>(end.socket)
-            .is_listening();
-        self.lives(host, kernel) && !listens
-    }
-
-    /// True if its handshake is over at a host.
-    pub fn is_open(&self, host: usize, kernel: &Kernel) -> bool {
-        let end = &self.ends[usize::from(self.ends[0].host != host)];
-        let socket = kernel.sockets.get::<tcp::Socket<'_>>(end.socket);
-        let opens = [State::Listen, State::SynSent, State::SynReceived];
-        self.lives(host, kernel) && !opens.contains(&socket.state())
+        self.state(host, kernel) != State::Closed
     }
 
     /// How a host's kernel numbers its socket.

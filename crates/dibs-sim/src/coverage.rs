@@ -108,12 +108,16 @@ seen! {
     FirewallDropped = "plain: dropped by a firewall",
     /// The users of a host had other rules from then on.
     RulesChanged = "rules: changed",
+    /// Rules began or ended to hold.
+    RulesTurned = "rules: turned by the time of day",
     /// A daemon heard by a WANT that the peer's rules need other bumps.
     Wanted = "rules: WANT of other bumps",
     /// A rule moved a connection that was there.
     RuleMoved = "rules: connection moved",
     /// A connection left the bump of a rule that was gone.
     RuleFreed = "rules: connection freed",
+    /// A connection began in plain, because the peer was gone for whose session its rule asks.
+    RuleWaited = "rules: connection begun in plain",
     /// A peer that could not follow a rule was asked again.
     RuleAgain = "rules: peer asked again",
     /// The peer's daemon followed a rule.

@@ -26,6 +26,7 @@ use dibs_switch::engine::{entries, locks, rules, shadows, tells};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_wire::FlowKey;
+use smoltcp::socket::tcp::State;
 
 use crate::conn::Conn;
 use crate::coverage::Coverage;
@@ -93,26 +94,20 @@ impl<'a> At<'a> {
         }
     }
 
-    /// The socket of a connection that is alive here.
-    fn socket(&self, pair: &FlowKey) -> Option<Socket> {
-        let Sockets(conns, numbers, host) = self.sockets;
-        let conn = &conns[*numbers.get(pair)?];
-        conn.lives(host, self.kernel).then(|| conn.socket(host))
-    }
-
     /// All that are alive.
     fn found(&self) -> BTreeMap<FlowKey, Found> {
         let Sockets(conns, numbers, host) = self.sockets;
-        let live = |(pair, number): (&FlowKey, &usize)| {
+        let found = |(pair, number): (&FlowKey, &usize)| {
             let found = Found {
-                socket: self.socket(pair)?,
+                socket: conns[*number].socket(host),
                 speaks: self.kernel.speaks(pair),
                 window_scale: self.kernel.window_scale(pair),
-                opens: !conns[*number].is_open(host, self.kernel),
+                state: conns[*number].state(host, self.kernel),
             };
-            Some((*pair, found))
+            (*pair, found)
         };
-        numbers.iter().filter_map(live).collect()
+        let found = numbers.iter().map(found);
+        { found.filter(|(_, found)| found.state != State::Closed) }.collect()
     }
 }
 
@@ -122,10 +117,16 @@ struct Found {
     socket: Socket,
     /// Socket that may still send or get something.
     speaks: bool,
-    /// Handshake that is not over yet, or a socket that listens.
-    opens: bool,
+    state: State,
     /// Number of bits by which it shifts the far end's windows.
     window_scale: u8,
+}
+
+impl Found {
+    /// True if its handshake is not over yet, or its socket listens.
+    fn opens(&self) -> bool {
+        [State::Listen, State::SynSent, State::SynReceived].contains(&self.state)
+    }
 }
 
 /// A task of a daemon.
@@ -179,8 +180,14 @@ impl Steering {
         self.host.choice(pair)
     }
 
-    /// Users have these rules from now on, as soon as a daemon has heard of it and could save them.
+    /// Users have these rules from now on, as soon as a daemon has heard of it and could save them. The kernel looks at the
+    /// time of day by itself.
     pub fn want_rules(&mut self, rules: Vec<Rule>) {
+        let known = &mut self.host.kernel_mut().rules;
+        let users = known.iter().filter(|rule| !rule.is_of_one()).count();
+        if ruling::are_turned(&rules, &known[..users]) {
+            known[..users].clone_from_slice(&rules);
+        }
         self.host.wanted.replace(Some(rules));
     }
 
@@ -296,6 +303,12 @@ impl Steering {
     /// The session is new: the peer is told all that concerns it.
     pub fn on_peer_up(&mut self, at: &mut At<'_>, restarted: bool) {
         self.host.note_session(restarted);
+        self.look_at_sessions(at);
+    }
+
+    /// A session may stand, or not stand any more.
+    pub fn look_at_sessions(&mut self, at: &mut At<'_>) {
+        self.host.look_at_sessions();
         self.run(at);
     }
 
@@ -340,7 +353,7 @@ impl Steering {
         self.host.due()
     }
 
-    /// Does what is due, and learns whether the peer has a session, and answers: rules that prefer their bump ask for it.
+    /// Does what is due.
     pub fn handle_timeout(&mut self, at: &mut At<'_>) {
         self.run(at);
     }
@@ -385,10 +398,6 @@ impl Steering {
         for marked in self.host.take_marked() {
             let host = Rc::clone(&host);
             self.spawn(async move {
-                let _turn = match marked.chosen {
-                    true => Some(host.turn().await),
-                    false => None,
-                };
                 let _ = entries::follow(&*host, marked).await;
             });
         }
@@ -403,15 +412,24 @@ impl Steering {
                 host.end_resync();
             });
         }
-        if let Some(answers) = self.host.turned() {
+        if self.host.begin_looking(now) {
             let host = Rc::clone(&host);
-            self.spawn(async move { host.follow_session(answers).await });
+            self.spawn(async move {
+                let _ = rules::look_at_sessions(&*host).await;
+                host.end_looking();
+            });
+        }
+        if let Some(mut looks) = self.host.begin_locking(now) {
+            let host = Rc::clone(&host);
+            self.spawn(async move {
+                let _ = looks.look(&*host).await;
+                host.end_locking(looks);
+            });
         }
         let moved = self.host.take_moved(now);
         if !moved.is_empty() {
             let host = Rc::clone(&host);
             self.spawn(async move {
-                let _turn = host.turn().await;
                 let _ = rules::follow_again(&*host, moved).await;
             });
         }

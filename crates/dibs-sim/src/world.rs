@@ -635,7 +635,7 @@ impl World {
             }
             Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
             Event::PeerUp { restarted, .. } => h.steering.on_peer_up(at, restarted),
-            Event::PeerDown { .. } => h.steering.handle_timeout(at),
+            Event::PeerDown { .. } => h.steering.look_at_sessions(at),
             Event::Renumbered { .. } => {
                 return Err(format!("nobody changes TCP's numbers: {event:?}"));
             }

@@ -142,6 +142,8 @@ pub enum News<'a, L, R> {
     RuleMoves,
     /// A connection is free of a rule that does not hold any more.
     RuleFrees,
+    /// A connection begins in plain, because its rule waits for a session.
+    RuleWaits,
     /// The peer is asked again for its part where a rule moved a connection.
     RuleAgain,
     /// Connections of a rule that does not hold any more stay on its bump, because plain does not carry them.
@@ -217,6 +219,13 @@ pub trait Machine {
     type Why: fmt::Display;
     /// Sockets that send and hear packets in plain.
     type Plain: Plain + 'static;
+    /// A turn to change things that peers did not ask for, until it is dropped.
+    type Turn<'a>
+    where
+        Self: 'a;
+
+    /// Waits for a turn.
+    async fn turn(&self) -> Self::Turn<'_>;
 
     /// Now.
     fn now(&self) -> Time;
@@ -234,8 +243,17 @@ pub trait Machine {
     fn locks(&self) -> bool;
     /// True if any bump is installed.
     fn is_steering(&self) -> bool;
-    /// True if a connection without an entry may pass this host all the same, between others.
-    fn may_pass(&self, pair: &FlowKey) -> bool;
+    /// True if connections between these ends pass this host, between others.
+    fn passes(&self, pair: &FlowKey) -> bool;
+    /// True if a rule asks for a session.
+    fn prefers(&self) -> bool;
+    /// Access to what is known of a peer's session: there is one, and the peer answers.
+    fn answers<R>(&self, peer: usize, access: impl FnOnce(&mut bool) -> R) -> R;
+    /// Looks which peers have a session and answer, by index.
+    ///
+    /// # Errors
+    /// The system does not say.
+    async fn sessions(&self) -> Result<Vec<bool>, Self::Fault>;
 
     /// Access to all that is known of connections.
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R;
@@ -257,6 +275,8 @@ pub trait Machine {
     fn want(&self, bumps: u16) -> Body;
     /// The bump of a connection by its mark, as it was when the connection was found.
     fn marked(&self, live: &Self::Live) -> Option<BumpId>;
+    /// True if nothing of a connection but its SYN is under way.
+    fn is_opening(&self, live: &Self::Live) -> bool;
 
     /// Writes what is to outlive the daemon.
     ///
@@ -311,6 +331,15 @@ pub trait Machine {
         &self,
         pick: impl Fn(&Self::Live, &Tracked) -> Option<T>,
     ) -> Result<Vec<T>, Self::Fault>;
+    /// All sockets, and whether neither end has begun to end them; and the entries that are on bumps: of these and of `known`,
+    /// or, without that, all.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn survey(
+        &self,
+        known: Option<Vec<FlowKey>>,
+    ) -> Result<(Vec<(FlowKey, bool)>, Tracked), Self::Fault>;
     /// Connections of these whose kernels here send by a bump now.
     async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
 
@@ -398,7 +427,7 @@ pub trait Machine {
     /// Notes where the kernel has a connection, by rules or because the peer began it, and has whatever keeps it there
     /// know.
     async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>);
-    /// Corrects entries; one is locked only as long as the record says so.
+    /// Corrects entries, and has whatever keeps locks know of them; one is locked only as long as the record says so.
     ///
     /// # Errors
     /// The kernel does not take it.

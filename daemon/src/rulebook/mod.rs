@@ -34,6 +34,7 @@ use crate::rulebook::state_file::{Saved, SavedRule};
 const DAY: u32 = 86_400;
 
 /// Rules of the file and of users.
+#[derive(Clone)]
 pub(crate) struct Rules {
     /// All of them, in the order in which they are tried once they are in the book.
     pub(crate) rules: Vec<Rule>,
@@ -188,14 +189,12 @@ impl RuleBook {
         self.now.suspended = true;
     }
 
-    /// Has these hold for both IP versions.
-    pub(crate) fn widen(&mut self, ids: &[RuleId]) {
-        let wider = self
-            .now
-            .rules
-            .iter_mut()
-            .filter(|rule| ids.contains(&rule.id));
+    /// Rules that there would be if these held for both IP versions.
+    pub(crate) fn widened(&self, ids: &[RuleId]) -> Rules {
+        let mut now = self.now.clone();
+        let wider = now.rules.iter_mut().filter(|rule| ids.contains(&rule.id));
         wider.for_each(|rule| rule.narrowed = None);
+        now
     }
 
     /// Whether rules begin or end to hold by now, or mean other times of day in UTC.
@@ -209,14 +208,16 @@ impl RuleBook {
         rules.any(|rule| rule.clone().turn(now)) || timed && self.utc_offset != now.utc_offset
     }
 
-    /// Has rules hold, or no more, that are to from now on; which.
-    pub(crate) fn turn(&mut self, now: LocalTime) -> Vec<Rule> {
+    /// Rules that there are from now on, and those of them that begin or end to hold.
+    pub(crate) fn turned(&mut self, now: LocalTime) -> (Rules, Vec<Rule>) {
         self.utc_offset = now.utc_offset;
-        let turned = self.now.rules.iter_mut().filter_map(|rule| {
+        let mut rules = self.now.clone();
+        let turned = rules.rules.iter_mut().filter_map(|rule| {
             let turned = rule.turn(now);
             turned.then(|| rule.clone())
         });
-        turned.collect()
+        let turned = turned.collect();
+        (rules, turned)
     }
 
     /// How long until a rule begins or ends to hold; none names a time of day.

@@ -10,21 +10,17 @@ use dibs_config::Fail;
 use dibs_policy::conntrack::{Connection, Conntrack, Event, Events, LOOKUPS};
 use dibs_settings::BumpId;
 use dibs_switch::engine::entries::{self, Marked, Passing};
+use dibs_switch::engine::locks::Looks;
 use dibs_switch::tracked::{Mend, Tracked};
 use dibs_wire::FlowKey;
 use tokio::time::sleep;
 
 use crate::data::bumps::{marks, translated};
 use crate::host::live::Live;
-use crate::host::process::{instant, now, or_warn};
+use crate::host::process::{instant, or_warn};
 use crate::kernel::connections;
 use crate::rulebook::state_file::Saved;
 use crate::switch::{Daemon, Task, marking};
-
-/// Between two looks that nothing gave cause for.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Looks of which one is at all of conntrack, also for what we know nothing of.
-const LOOKS_PER_WHOLE: u32 = 30;
 
 /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
 pub(crate) fn locks(daemon: &Daemon) -> bool {
@@ -53,7 +49,7 @@ pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_
 }
 
 /// What conntrack has of connections to peers on any bump.
-async fn tracked(daemon: &Daemon) -> Result<Tracked, dibs_policy::Error> {
+pub(crate) async fn tracked(daemon: &Daemon) -> Result<Tracked, dibs_policy::Error> {
     let bumps: Vec<BumpId> = daemon.state.borrow().installed.keys().copied().collect();
     tracked_on(daemon, &bumps).await
 }
@@ -89,60 +85,7 @@ pub(crate) async fn tracked_of(
     Ok(tracked)
 }
 
-/// Locks what is due.
-async fn lock_due(daemon: &Daemon) -> anyhow::Result<()> {
-    let now = now();
-    let due: Vec<FlowKey> = daemon.state.borrow().conns.locks_due(now).collect();
-    let (lives, tracked) = daemon.looked_up(&due).await?;
-    let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
-    let due = daemon.state.borrow_mut().conns.lock_due(now, is_on);
-    let due: Vec<(FlowKey, Mend)> = { due.into_iter() }
-        .map(|(pair, bump)| (pair, Mend::Lock(bump)))
-        .collect();
-    mend(daemon, &due).await?;
-    marking::note_locks(daemon).await;
-    Ok(())
-}
-
-/// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are
-/// alive or that we know to be locked, or of the `whole` table.
-async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
-    if daemon.state.borrow().installed.is_empty() {
-        return Ok(());
-    }
-    let now = now();
-    let _looking = daemon.kernel.looking().await;
-    // Before the sockets: what is locked and has none has ended.
-    let mut known: Vec<FlowKey> = {
-        let conns = &daemon.state.borrow().conns;
-        conns.locked().chain(conns.locks_due(now)).collect()
-    };
-    let ends = |live: Live| Some((live.pair, live.established));
-    let mut lives = connections::sockets_as(&daemon.kernel, ends).await?;
-    lives.sort_unstable();
-    let tracked = if whole {
-        tracked(daemon).await?
-    } else {
-        known.extend(lives.iter().map(|(pair, _)| *pair));
-        known.sort_unstable();
-        known.dedup();
-        tracked_of(daemon, &known).await?
-    };
-    let lives = |pair: &FlowKey| {
-        let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
-        Some(lives[at].1)
-    };
-    let passes = |pair: &FlowKey| connections::passes(&daemon.host, pair);
-    let mends = {
-        let conns = &mut daemon.state.borrow_mut().conns;
-        conns.mend_locks(now, &tracked, lives, passes)
-    };
-    mend(daemon, &mends).await?;
-    marking::note_locks(daemon).await;
-    Ok(())
-}
-
-/// Corrects entries.
+/// Corrects entries, and tells the backstop of locks.
 pub(crate) async fn mend(daemon: &Daemon, mends: &[(FlowKey, Mend)]) -> anyhow::Result<()> {
     let mut conntrack = daemon.kernel.conntrack()?;
     for (pair, mend) in mends {
@@ -156,6 +99,7 @@ pub(crate) async fn mend(daemon: &Daemon, mends: &[(FlowKey, Mend)]) -> anyhow::
             }
         }
     }
+    marking::note_locks(daemon).await;
     Ok(())
 }
 
@@ -176,25 +120,15 @@ async fn lock(
 
 /// Keeps LOCKED in the kernel as it should be.
 pub(crate) async fn keep_locks(daemon: Rc<Daemon>) {
-    let mut look = tokio::time::Instant::now();
-    let mut looks = 0;
+    let mut looks = Looks::default();
     loop {
-        let due = daemon.state.borrow().conns.next_lock();
-        let until = due.map_or(look, |due| look.min(instant(due)));
         // Told of more that will be due, and there may be thousands: nothing is looked at for that.
         let told = daemon.wakers.woken(Task::Lock);
-        if tokio::time::timeout_at(until, told).await.is_ok() {
-            continue;
+        let due = instant(looks.due(&daemon.state.borrow().conns));
+        if tokio::time::timeout_at(due, told).await.is_err() {
+            let kept = looks.look(&*daemon).await;
+            daemon.events.note("lock connections", kept);
         }
-        let kept = if until < look {
-            lock_due(&daemon).await
-        } else {
-            let kept = set_locks(&daemon, looks == 0).await;
-            looks = (looks + 1) % LOOKS_PER_WHOLE;
-            look = tokio::time::Instant::now() + LOOK_EVERY;
-            kept
-        };
-        daemon.events.note("lock connections", kept);
     }
 }
 
@@ -253,10 +187,6 @@ fn follow_apart(daemon: &Rc<Daemon>, marked: Vec<Marked<Live>>) {
     for marked in marked {
         let daemon = Rc::clone(daemon);
         tokio::task::spawn_local(async move {
-            let _turn = match marked.chosen {
-                true => Some(daemon.users.own_turn().await),
-                false => None,
-            };
             or_warn(entries::follow(&*daemon, marked).await);
         });
     }

@@ -8,7 +8,7 @@ use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::{self, TcpSocket};
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
 use dibs_switch::conns::{Meant, Socket, host_id};
 use dibs_switch::engine::entries::{Ends, Marked};
@@ -23,7 +23,7 @@ use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
 use dibs_wire::FlowKey;
 
-use crate::control::Audience;
+use crate::control::{Audience, Turn};
 use crate::data::bumps::marks;
 use crate::host::live::Live;
 use crate::host::process::now;
@@ -77,6 +77,11 @@ impl Machine for Daemon {
     type MarkFault = MarkError;
     type Why = String;
     type Plain = Plain;
+    type Turn<'a> = Turn<'a>;
+
+    async fn turn(&self) -> Turn<'_> {
+        self.users.own_turn().await
+    }
 
     fn now(&self) -> Time {
         now()
@@ -113,8 +118,22 @@ impl Machine for Daemon {
         !self.state.borrow().installed.is_empty()
     }
 
-    fn may_pass(&self, pair: &FlowKey) -> bool {
-        marking::may_live(self, pair)
+    fn passes(&self, pair: &FlowKey) -> bool {
+        connections::passes(&self.host, pair)
+    }
+
+    fn prefers(&self) -> bool {
+        let state = self.state.borrow();
+        let mut rules = state.rules.in_force();
+        rules.any(|rule| rule.level == Level::Prefer)
+    }
+
+    fn answers<R>(&self, peer: usize, access: impl FnOnce(&mut bool) -> R) -> R {
+        access(&mut self.state.borrow_mut().peers[peer].answers)
+    }
+
+    async fn sessions(&self) -> anyhow::Result<Vec<bool>> {
+        Ok(sessions::sessions(self).await?)
     }
 
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
@@ -157,6 +176,10 @@ impl Machine for Daemon {
 
     fn marked(&self, live: &Live) -> Option<BumpId> {
         marks(&self.config).bump_of(live.mark)
+    }
+
+    fn is_opening(&self, live: &Live) -> bool {
+        live.opening
     }
 
     fn save(&self) -> anyhow::Result<()> {
@@ -212,6 +235,25 @@ impl Machine for Daemon {
         let pairs = connections::sockets_as(&self.kernel, |live| Some(live.pair)).await?;
         let tracked = entries::tracked_of(self, &pairs).await?;
         connections::sockets_as(&self.kernel, |live| pick(&live, &tracked)).await
+    }
+
+    async fn survey(
+        &self,
+        known: Option<Vec<FlowKey>>,
+    ) -> anyhow::Result<(Vec<(FlowKey, bool)>, Tracked)> {
+        let _turn = self.kernel.looking().await;
+        let ends = |live: Live| Some((live.pair, live.established));
+        let lives = connections::sockets_as(&self.kernel, ends).await?;
+        let tracked = match known {
+            None => entries::tracked(self).await?,
+            Some(mut known) => {
+                known.extend(lives.iter().map(|(pair, _)| *pair));
+                known.sort_unstable();
+                known.dedup();
+                entries::tracked_of(self, &known).await?
+            }
+        };
+        Ok((lives, tracked))
     }
 
     async fn sending(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {

@@ -224,8 +224,6 @@ pub(crate) async fn keep_telling(daemon: Rc<Daemon>) {
         if !moved.is_empty() {
             let daemon = Rc::clone(&daemon);
             tokio::task::spawn_local(async move {
-                // Nobody changes rules meanwhile.
-                let _turn = daemon.users.own_turn().await;
                 or_warn(rules::follow_again(&*daemon, moved).await);
             });
         }

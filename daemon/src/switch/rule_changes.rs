@@ -19,16 +19,14 @@ use dibs_io::LocalTime;
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
 use dibs_settings::Term;
 use dibs_switch::engine;
-use dibs_switch::engine::{Machine as _, Mark};
+use dibs_switch::engine::Machine as _;
 use tokio::signal::unix::Signal;
 
-use crate::host::live::Live;
 use crate::host::process;
 use crate::rulebook::rules::{Narrowed, Rule, Unresolved, name};
 use crate::rulebook::state_file::SavedRule;
 use crate::rulebook::{Rules, of_file, rules};
-use crate::switch::marking::all_of;
-use crate::switch::{Daemon, Task, marking, sessions, startup, steering};
+use crate::switch::{Daemon, Task, marking, startup, steering};
 
 /// Reloads at each signal, one after the other: what a reload waits for holds up nothing else.
 pub(crate) async fn keep_reloading(daemon: Rc<Daemon>, file: PathBuf, mut signal: Signal) {
@@ -188,8 +186,9 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
         return Ok(());
     }
     let ids: Vec<RuleId> = wider.iter().map(|(id, _)| *id).collect();
-    daemon.state.borrow_mut().rules.widen(&ids);
-    steering::steer(daemon).await?;
+    let rules = daemon.state.borrow().rules.widened(&ids);
+    let lives = daemon.connections().await?;
+    engine::rules::turn(daemon, rules, [].as_slice().into(), &lives).await?;
     for (id, audience) in &wider {
         daemon.events.tell_of(
             *audience,
@@ -198,8 +197,6 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
             &[("rule", id.to_string())],
         );
     }
-    let lives = daemon.connections().await?;
-    engine::rules::follow_changed(daemon, [].as_slice().into(), &lives).await;
     Ok(())
 }
 
@@ -356,10 +353,14 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
         return Ok(());
     }
     let _turn = daemon.users.own_turn().await;
-    let turned = daemon.state.borrow_mut().rules.turn(now);
-    // The kernel's clock is UTC.
-    steering::steer(daemon).await?;
     let lives = daemon.connections().await?;
+    // The kernel's clock is UTC.
+    let (rules, turned) = daemon.state.borrow_mut().rules.turned(now);
+    let gone: Vec<Rule> = { turned.iter() }
+        .filter(|rule| !rule.holds)
+        .cloned()
+        .collect();
+    engine::rules::turn(daemon, rules, gone.as_slice().into(), &lives).await?;
     for rule in &turned {
         let holds = if rule.holds {
             "holds"
@@ -373,12 +374,6 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
             &[("rule", rule.id.to_string())],
         );
     }
-    let gone: Vec<Rule> = turned.into_iter().filter(|rule| !rule.holds).collect();
-    let wanted = engine::wants::wanted(daemon);
-    engine::rules::follow_changed(daemon, gone.as_slice().into(), &lives).await;
-    if engine::wants::wanted(daemon) != wanted {
-        engine::wants::send_all(daemon).await;
-    }
     Ok(())
 }
 
@@ -388,64 +383,16 @@ const SESSIONS_EVERY: Duration = Duration::from_millis(500);
 /// Follows the sessions for good.
 pub(crate) async fn follow_sessions(daemon: Rc<Daemon>) {
     loop {
-        if let Err(error) = look_at_sessions(&daemon).await {
+        if let Err(error) = engine::rules::look_at_sessions(&*daemon).await {
             tracing::warn!("cannot apply rules that prefer their bump: {error:#}");
         }
         let due = daemon.wakers.woken(Task::Sessions);
-        if prefers(&daemon) {
+        if daemon.prefers() {
             let _ = tokio::time::timeout(SESSIONS_EVERY, due).await;
         } else {
             due.await;
         }
     }
-}
-
-fn prefers(daemon: &Daemon) -> bool {
-    let state = daemon.state.borrow();
-    let mut rules = state.rules.in_force();
-    rules.any(|rule| rule.level == Level::Prefer)
-}
-
-/// Notes which peers have a session, and does what rules make of that.
-async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
-    let answers = sessions::sessions(daemon).await?;
-    let turned: Vec<usize> = {
-        let mut state = daemon.state.borrow_mut();
-        let known = state.peers.iter_mut().zip(&answers).enumerate();
-        let turned = known.filter_map(|(index, (peer, answers))| {
-            let before = std::mem::replace(&mut peer.answers, *answers);
-            (before != *answers).then_some(index)
-        });
-        turned.collect()
-    };
-    if turned.is_empty() || !prefers(daemon) {
-        return Ok(());
-    }
-    let _turn = daemon.users.own_turn().await;
-    steering::steer(daemon).await?;
-    let lives = daemon.connections().await?;
-    for peer in turned {
-        let lives = lives.iter().filter(|live| live.peer == peer);
-        let lives: Vec<Live> = lives.copied().collect();
-        if answers[peer] {
-            engine::rules::follow_ruled(daemon, &lives).await;
-        } else {
-            release_opening(daemon, &lives).await?;
-        }
-    }
-    Ok(())
-}
-
-/// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which
-/// nothing but a SYN is under way, begin in plain like those after them.
-async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> {
-    for live in lives.iter().filter(|live| live.opening) {
-        let waits = daemon.state.borrow().ruling(live).may_begin_plain();
-        if waits {
-            all_of(daemon.mark(|| vec![Mark::moved(live.pair, None)]).await)?;
-        }
-    }
-    Ok(())
 }
 
 /// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it

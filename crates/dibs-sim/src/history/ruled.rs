@@ -1,5 +1,7 @@
 //! Rules that the users of both hosts add, change and remove, put into a history.
 
+use std::time::Duration;
+
 use dibs_core::Time;
 use dibs_netem::rng::Rng;
 use dibs_settings::{BumpId, Level};
@@ -54,6 +56,71 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, bumps: &[BumpId]) {
         }
     }
     history.ops.sort_by_key(|(at, _)| *at);
+    if rng.chance(0.4) {
+        turn(rng, history);
+    }
+    if rng.chance(0.2) {
+        leave(rng, history, conns, bumps);
+    }
+    history.ops.sort_by_key(|(at, _)| *at);
+}
+
+/// Has some of the rules that are made at one time hold at some hours only.
+fn turn(rng: &mut Rng, history: &mut History) {
+    let made: Vec<usize> = (0..history.ops.len())
+        .filter(|at| matches!(history.ops[*at].1, Op::Rules(..)))
+        .collect();
+    let nth = rng.below(made.len() as u64) as usize;
+    let (at, Op::Rules(host, rules)) = &history.ops[made[nth]] else {
+        unreachable!("these are rules")
+    };
+    let (host, next) = (
+        *host,
+        made.get(nth + 1)
+            .map_or(history.quiet, |next| history.ops[*next].0),
+    );
+    let span = next.since(*at);
+    // One end alone does not require anything.
+    let ended = rules.iter().map(|rule| Rule {
+        holds: rule.level == Level::Require || rng.chance(0.5),
+        ..rule.clone()
+    });
+    let (ended, again) = (ended.collect(), rules.clone());
+    let turns = [(0.5 * rng.unit(), ended), (0.5 + 0.5 * rng.unit(), again)];
+    let turns = turns.map(|(part, rules)| (*at + span.mul_f64(part), Op::Rules(host, rules)));
+    history.ops.extend(turns);
+}
+
+/// Has the peer go away while a connection begins whose rule prefers its bump.
+fn leave(rng: &mut Rng, history: &mut History, conns: usize, bumps: &[BumpId]) {
+    let begun = |(at, op): &(Time, Op)| match op {
+        Op::Open(plan) => Some((*at, plan.client)),
+        _ => None,
+    };
+    let begun: Vec<_> = history.ops.iter().filter_map(begun).collect();
+    if begun.is_empty() {
+        return;
+    }
+    let (at, client) = rng.pick(&begun);
+    let rule = Rule {
+        level: Level::Prefer,
+        meant: Selected::Ports(0..=conns as u16),
+        bump: rng.pick(bumps),
+        holds: true,
+    };
+    let away = Duration::from_millis(rng.range(2000, 30_000));
+    let goes = match rng.chance(0.5) {
+        true => Op::Cut(away),
+        false => Op::Restart(1 - client, away),
+    };
+    let earlier = |time| Time::ZERO + at.since(Time::ZERO).saturating_sub(time);
+    let before = Duration::from_micros(rng.magnitude(1, 2_000_000));
+    history.ops.extend([
+        (earlier(before), Op::Rules(client, vec![rule])),
+        (earlier(before), Op::Rules(1 - client, Vec::new())),
+        (earlier(before.mul_f64(rng.unit())), goes),
+    ]);
+    history.quiet = history.quiet.max(at + away);
 }
 
 fn rule(rng: &mut Rng, conns: usize, bumps: &[BumpId]) -> Rule {
@@ -63,5 +130,6 @@ fn rule(rng: &mut Rng, conns: usize, bumps: &[BumpId]) -> Rule {
         bump: rng.pick(bumps),
         level: rng.pick(&[Level::Usual, Level::Usual, Level::Prefer]),
         meant: Selected::Ports(ends[0].min(ends[1])..=ends[0].max(ends[1])),
+        holds: true,
     }
 }

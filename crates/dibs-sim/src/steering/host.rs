@@ -9,9 +9,10 @@ use std::task::Poll;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_settings::{BumpId, Level};
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::entries::{self, Marked};
+use dibs_switch::engine::locks::Looks;
 use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{Machine as _, Mark as NewMark};
 use dibs_switch::marks::SeenMark;
@@ -23,7 +24,7 @@ use dibs_switch::tracked::Entry;
 
 use super::chains::{Chains, Event};
 use super::knocking::Ears;
-use super::machine::{Live, tracked};
+use super::machine::Live;
 use super::ruling::Rule;
 use super::{At, Found, LOOK_EVERY, Mark, SESSION_EVERY, Task};
 use crate::coverage::Seen;
@@ -105,20 +106,17 @@ pub(super) struct Daemon {
     /// A task tells it.
     pub(super) resyncing: bool,
     /// When the session is looked at again.
-    pub(super) session_at: Time,
-    /// The peer has got a session, or lost it, and nobody has followed yet.
-    pub(super) turned: Option<bool>,
+    pub(super) session_at: Option<Time>,
+    /// The session is being looked at.
+    pub(super) looking: bool,
+    /// Looks at locks; none while one goes on.
+    pub(super) looks: Option<Looks>,
 }
 
 impl Daemon {
     /// Has peers asked by then about what is not locked.
     pub(super) fn look_by(&mut self, at: Time) {
         self.look_at = Some(self.look_at.map_or(at, |known| known.min(at)));
-    }
-
-    /// True if a rule asks for the session.
-    pub(super) fn prefers(&self) -> bool {
-        self.rules.iter().any(|rule| rule.level == Level::Prefer)
     }
 }
 
@@ -140,6 +138,8 @@ pub(super) struct Host {
     /// The highest version that was in force, by connection.
     pub(super) highest: RefCell<BTreeMap<FlowKey, Version>>,
     pub(super) now: Cell<Time>,
+    /// The peer has a session, and answers.
+    pub(super) reachable: Cell<bool>,
     /// Connections that are alive.
     pub(super) found: RefCell<BTreeMap<FlowKey, Found>>,
     /// The data path's connections, if anybody has asked since the last input.
@@ -208,12 +208,7 @@ impl Host {
         self.found.replace(at.found());
         self.listed.replace(None);
         let answers = { at.node.peers(at.now) }.iter().all(|peer| peer.reachable);
-        if let Some(daemon) = &mut *self.daemon.borrow_mut() {
-            daemon.session_at = at.now + SESSION_EVERY;
-            if std::mem::replace(&mut daemon.answers, answers) != answers {
-                daemon.turned = Some(answers);
-            }
-        }
+        self.reachable.set(answers);
     }
 
     /// Waits until something is so.
@@ -287,7 +282,7 @@ impl Host {
     /// Connections that are alive and speak, or will: one whose socket still listens is [found](Machine::find), too.
     pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
-        let speaking = { found.iter() }.filter(|(_, found)| found.speaks || found.opens);
+        let speaking = { found.iter() }.filter(|(_, found)| found.speaks || found.opens());
         let live = |(pair, found): (&FlowKey, &Found)| {
             let (pair, socket) = (*pair, found.socket);
             Live(Meant { pair, socket })
@@ -431,6 +426,8 @@ impl Host {
         chains.answers = false;
         chains.events.clear();
         daemon.look_at = Some(self.now.get() + LOOK_EVERY);
+        daemon.session_at = Some(self.now.get());
+        daemon.looks = Some(Looks::default());
         daemon.change_at = Some(Time::ZERO);
         daemon.tracking = true;
         self.daemon.replace(Some(daemon));
@@ -590,10 +587,10 @@ impl Host {
         let dues = [
             file.unable_until.filter(|_| file.unsaved),
             daemon.look_at.filter(|_| !daemon.asking),
-            daemon.conns.next_lock(),
+            daemon.looks.map(|looks| looks.due(&daemon.conns)),
             daemon.conns.next_moved(),
             daemon.conns.next_telling(),
-            daemon.prefers().then_some(daemon.session_at),
+            daemon.session_at.filter(|_| !daemon.looking),
             { daemon.change_at }.filter(|_| self.wanted.borrow().is_some()),
             (!self.chains.borrow().events.is_empty()).then_some(Time::ZERO),
             self.timers.borrow().first().copied(),
@@ -609,21 +606,6 @@ impl Host {
         };
         if retries {
             let _ = self.save();
-        }
-        if { self.daemon().conns.next_lock() }.is_some_and(|due| due <= now) {
-            self.set_locks(now);
-        }
-    }
-
-    /// Brings LOCKED in the kernel to what is due.
-    fn set_locks(&self, now: Time) {
-        let chains = &mut *self.chains.borrow_mut();
-        let tracked = tracked(chains, chains.marks.keys());
-        let found = self.found.borrow();
-        let lives = |pair: &FlowKey| found.get(pair).filter(|it| !it.opens).map(|_| true);
-        let conns = &mut self.daemon().conns;
-        for (pair, _) in conns.mend_locks(now, &tracked, lives, |_| false) {
-            chains.set_lock(&pair, conns.get(&pair).lock.locked());
         }
     }
 
@@ -652,8 +634,36 @@ impl Host {
         self.daemon().resyncing = false;
     }
 
-    pub(super) fn turned(&self) -> Option<bool> {
-        self.daemon().turned.take()
+    /// The session is to be looked at now.
+    pub(super) fn look_at_sessions(&self) {
+        self.daemon().session_at = Some(self.now.get());
+    }
+
+    /// True if it is time to look at the session.
+    pub(super) fn begin_looking(&self, now: Time) -> bool {
+        let daemon = &mut *self.daemon();
+        let begins = !daemon.looking && daemon.session_at.is_some_and(|at| at <= now);
+        if begins {
+            (daemon.session_at, daemon.looking) = (None, true);
+        }
+        begins
+    }
+
+    pub(super) fn end_looking(&self) {
+        let next = self.prefers().then(|| self.now.get() + SESSION_EVERY);
+        let daemon = &mut *self.daemon();
+        daemon.session_at = daemon.session_at.or(next);
+        daemon.looking = false;
+    }
+
+    /// Looks at locks, if it is time.
+    pub(super) fn begin_locking(&self, now: Time) -> Option<Looks> {
+        let Daemon { looks, conns, .. } = &mut *self.daemon();
+        looks.take_if(|looks| looks.due(conns) <= now)
+    }
+
+    pub(super) fn end_locking(&self, looks: Looks) {
+        self.daemon().looks = Some(looks);
     }
 
     /// True if the peer is to be asked by now about what is not locked.
@@ -663,7 +673,6 @@ impl Host {
             daemon.look_at.is_some_and(|look| look <= now) && !daemon.asking
         };
         if begins {
-            self.set_locks(now);
             let daemon = &mut *self.daemon();
             daemon.asking = true;
             // Also of those that have not begun here.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
 use dibs_switch::conns::{Meant, Socket};
@@ -26,11 +26,12 @@ use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants, wanted};
 use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
+use smoltcp::socket::tcp::State;
 
 use super::chains::Chains;
-use super::host::{Command, Daemon, Host, Stands};
+use super::host::{Command, Daemon, Host, Stands, Turn};
 use super::knocking::Plain;
-use super::ruling::{Rule, Selected};
+use super::ruling::Rule;
 use super::{CARRIED, LOOK_EVERY};
 use crate::coverage::Seen;
 
@@ -105,6 +106,11 @@ impl Machine for Host {
     type MarkFault = Unable;
     type Why = &'static str;
     type Plain = Plain;
+    type Turn<'a> = Turn<'a>;
+
+    async fn turn(&self) -> Turn<'_> {
+        self.turn().await
+    }
 
     fn now(&self) -> Time {
         self.now.get()
@@ -141,8 +147,21 @@ impl Machine for Host {
         true
     }
 
-    fn may_pass(&self, _: &FlowKey) -> bool {
+    fn passes(&self, _: &FlowKey) -> bool {
         false
+    }
+
+    fn prefers(&self) -> bool {
+        let rules = &self.daemon().rules;
+        rules.iter().any(|rule| rule.level == Level::Prefer)
+    }
+
+    fn answers<R>(&self, _: usize, access: impl FnOnce(&mut bool) -> R) -> R {
+        access(&mut self.daemon().answers)
+    }
+
+    async fn sessions(&self) -> Result<Vec<bool>, Unable> {
+        Ok(vec![self.reachable.get()])
     }
 
     fn conns<R>(&self, access: impl FnOnce(&mut ConnTable) -> R) -> R {
@@ -160,8 +179,8 @@ impl Machine for Host {
     fn replace_rules(&self, mut rules: Vec<Rule>) -> Vec<Rule> {
         let daemon = &mut *self.daemon();
         // Those of single connections are not the users'.
-        rules.retain(|rule| !matches!(rule.meant, Selected::One(_)));
-        let ones = { daemon.rules.iter() }.filter(|rule| matches!(rule.meant, Selected::One(_)));
+        rules.retain(|rule| !rule.is_of_one());
+        let ones = { daemon.rules.iter() }.filter(|rule| rule.is_of_one());
         rules.extend(ones.cloned());
         std::mem::replace(&mut daemon.rules, rules)
     }
@@ -191,6 +210,11 @@ impl Machine for Host {
 
     fn marked(&self, live: &Live) -> Option<BumpId> {
         self.chains.borrow().mark(&live.pair()).bump
+    }
+
+    fn is_opening(&self, live: &Live) -> bool {
+        let found = self.found.borrow();
+        { found.get(&live.pair()) }.is_some_and(|found| found.state == State::SynSent)
     }
 
     fn save(&self) -> Result<(), Unable> {
@@ -275,6 +299,16 @@ impl Machine for Host {
         }
         let picked = lives.iter().filter_map(|live| pick(live, &tracked));
         Ok(picked.collect())
+    }
+
+    async fn survey(
+        &self,
+        _: Option<Vec<FlowKey>>,
+    ) -> Result<(Vec<(FlowKey, bool)>, Tracked), Unable> {
+        let (found, chains) = (self.found.borrow(), self.chains.borrow());
+        let lives = { found.iter() }.filter(|(_, found)| found.state != State::Listen);
+        let lives = lives.map(|(pair, found)| (*pair, found.state == State::Established));
+        Ok((lives.collect(), tracked(&chains, chains.marks.keys())))
     }
 
     async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey> {
@@ -469,7 +503,7 @@ impl Machine for Host {
     fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>) {
         // While a handshake goes on Linux answers such a segment as any other, smoltcp with a RST.
         let found = self.found.borrow();
-        let opens = found.get(pair).is_some_and(|found| found.opens);
+        let opens = found.get(pair).is_some_and(|found| found.opens());
         if let Some(bump) = bump.filter(|_| !opens) {
             self.command(Command::Solicit(*pair, bump));
         }
@@ -506,7 +540,8 @@ impl Machine for Host {
         match task {
             Task::Confirm => self.daemon().look_at = Some(self.now.get()),
             Task::Shadow => self.shows.set(true),
-            Task::Tell | Task::Lock | Task::Rules => {}
+            Task::Rules => self.look_at_sessions(),
+            Task::Tell | Task::Lock => {}
         }
         self.changed.set(true);
     }
@@ -552,6 +587,7 @@ impl Machine for Host {
             News::ChoiceLeft => Seen::ChoiceLeft,
             News::RuleMoves => Seen::RuleMoved,
             News::RuleFrees => Seen::RuleFreed,
+            News::RuleWaits => Seen::RuleWaited,
             News::RuleAgain => Seen::RuleAgain,
             News::Wanted => Seen::Wanted,
             News::ToldAgain => Seen::ToldAgain,

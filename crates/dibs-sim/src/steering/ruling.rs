@@ -17,6 +17,20 @@ pub struct Rule {
     pub level: Level,
     /// Connections that it means.
     pub meant: Selected,
+    /// It holds at this time of day.
+    pub holds: bool,
+}
+
+/// True if rules are those that are `known`, but that some begin or end to hold.
+pub(super) fn are_turned(rules: &[Rule], known: &[Rule]) -> bool {
+    let are_same = |(rule, known): (&Rule, &Rule)| {
+        let holds = known.holds;
+        Rule {
+            holds,
+            ..rule.clone()
+        } == *known
+    };
+    rules != known && rules.len() == known.len() && rules.iter().zip(known).all(are_same)
 }
 
 /// The connections that a rule means.
@@ -31,11 +45,12 @@ pub enum Selected {
 impl Rule {
     /// True if it means a connection.
     pub fn means(&self, pair: &FlowKey) -> bool {
-        match &self.meant {
+        let is_meant = match &self.meant {
             // Clients have ports from 20,000 on, servers from 30,000 on, by number of the connection.
             Selected::Ports(numbers) => numbers.contains(&(pair.sport % 10_000)),
             Selected::One(meant) => pair == meant,
-        }
+        };
+        self.holds && is_meant
     }
 
     /// Rule that requires a bump of one connection.
@@ -44,7 +59,13 @@ impl Rule {
             bump,
             level: Level::Require,
             meant: Selected::One(pair),
+            holds: true,
         }
+    }
+
+    /// True if it is for a single connection, by no user.
+    pub(super) fn is_of_one(&self) -> bool {
+        matches!(self.meant, Selected::One(_))
     }
 
     /// True if it is for this connection alone.

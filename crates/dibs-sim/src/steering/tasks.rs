@@ -10,7 +10,7 @@ use dibs_switch::telling::TELL_AGAIN;
 
 use super::host::Host;
 use super::machine::Live;
-use super::ruling::{Rule, Selected};
+use super::ruling::{Rule, are_turned};
 use crate::coverage::Seen;
 
 impl Host {
@@ -34,20 +34,33 @@ impl Host {
     /// Users have these rules from now on.
     pub(super) async fn change_rules(&self, rules: Vec<Rule>) {
         let _turn = self.turn().await;
-        self.note(Seen::RulesChanged);
-        let gone: Vec<Rule> = {
-            let daemon = self.daemon();
-            let known = daemon.rules.iter();
-            let stays =
-                |rule: &&Rule| rules.contains(rule) || matches!(rule.meant, Selected::One(_));
-            known.filter(|rule| !stays(rule)).cloned().collect()
-        };
+        let known = self
+            .daemon()
+            .rules
+            .iter()
+            .filter(|rule| !rule.is_of_one())
+            .cloned()
+            .collect::<Vec<_>>();
+        let turned = are_turned(&rules, &known);
+        let gone: Vec<Rule> = { known.into_iter() }
+            .filter(|rule| rule.holds && !rules.contains(rule))
+            .collect();
         let gone = rules::Gone {
             rules: &gone,
-            force: self.forces,
+            force: self.forces && !turned,
         };
-        let wanted = Some(rules.clone());
-        let replaced = rules::replace(self, rules, gone, &self.speaking()).await;
+        let (wanted, lives) = (Some(rules.clone()), self.speaking());
+        let replaced = if turned {
+            self.note(Seen::RulesTurned);
+            let turned = rules::turn(self, rules, gone, &lives).await;
+            // The next daemon looks at the time, too.
+            let file = &mut *self.file.borrow_mut();
+            file.rules.clone_from(&self.daemon().rules);
+            turned
+        } else {
+            self.note(Seen::RulesChanged);
+            rules::replace(self, rules, gone, &lives).await
+        };
         let mut change_at = self.now.get();
         if replaced.is_err() {
             self.note(Seen::FailedHere);
@@ -56,16 +69,6 @@ impl Host {
             self.wanted.take();
         }
         self.daemon().change_at = Some(change_at);
-    }
-
-    /// The peer has a session now, or none: rules that prefer their bump ask for it.
-    pub(super) async fn follow_session(&self, answers: bool) {
-        let _turn = self.turn().await;
-        self.chains.borrow_mut().answers = answers;
-        let prefers = self.daemon().prefers();
-        if answers && prefers {
-            rules::follow_ruled(self, &self.speaking()).await;
-        }
     }
 
     /// Deals with the peer's questions, one after the other.

@@ -6,6 +6,7 @@ use dibs_netem::Conditions;
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
 use etherparse::{PacketBuilder, TcpHeader};
+use smoltcp::socket::tcp::State;
 
 use super::{World, addresses, attacks};
 use crate::conn::Conn;
@@ -234,7 +235,9 @@ impl World {
     fn choose(&mut self, conn: usize, host: usize, bump: Option<BumpId>) -> bool {
         let now = self.now;
         let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
-        let awake = h.asleep_until <= now && conn.is_found(host, &h.kernel);
+        // An end that only listens has no connection yet.
+        let is_found = ![State::Closed, State::Listen].contains(&conn.state(host, &h.kernel));
+        let awake = h.asleep_until <= now && is_found;
         let Some(node) = h.node.as_mut().filter(|_| awake) else {
             return false;
         };

@@ -43,6 +43,7 @@ fn the_peer_is_told_of_a_mark_for_a_bump_that_its_rules_use() {
         bump: bump::SEAL,
         level: Level::Usual,
         meant,
+        holds: true,
     };
     let report = marked(
         [SCRAMBLE, SCRAMBLE],

@@ -4,7 +4,13 @@ use super::*;
 
 fn rule(level: Level, bump: BumpId) -> Rule {
     let meant = Selected::Ports(0..=9_999);
-    Rule { bump, level, meant }
+    let holds = true;
+    Rule {
+        bump,
+        level,
+        meant,
+        holds,
+    }
 }
 
 fn ruled(ops: Vec<(Time, Op)>) -> Report {
@@ -265,4 +271,49 @@ fn a_choice_that_counts_again_is_told_to_the_peer() {
     for happened in [Seen::OwnRule, Seen::ChoiceLeft] {
         assert!(report.coverage.get(happened) > 0, "{happened:?}");
     }
+}
+
+/// A connection is not to wait for a peer that is gone longer than anybody needs to find that out.
+#[test]
+fn a_connection_whose_rule_prefers_a_bump_begins_in_plain_once_the_peer_is_gone() {
+    let ops = vec![
+        (
+            at(1000),
+            Op::Rules(0, vec![rule(Level::Prefer, bump::SEAL)]),
+        ),
+        (at(5000), Op::Restart(1, Duration::from_secs(60))),
+        (
+            at(5100),
+            Op::Open(plan([3000, 3000], Order::Both, [false; 2])),
+        ),
+        // It moves once the peer is back, if it is still there.
+        (at(5100), Op::Open(lingering([3000, 3000]))),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 12_000);
+    let [waited, moved] = [Seen::RuleWaited, Seen::RuleMoved].map(|it| report.coverage.get(it));
+    assert_eq!((waited, moved), (2, 1));
+}
+
+/// Rules hold by the time of day alone: what is on their bump leaves it, and comes back, with a state file that takes
+/// nothing.
+#[test]
+fn connections_follow_the_time_of_day_although_nothing_can_be_saved() {
+    let holds = rule(Level::Usual, bump::SEAL);
+    let ended = Rule {
+        holds: false,
+        ..holds.clone()
+    };
+    let ops = vec![
+        (at(1000), Op::Open(lingering([3000, 3000]))),
+        (at(2000), Op::Rules(0, vec![holds.clone()])),
+        (at(5000), Op::Unable(0, Duration::from_secs(60))),
+        (at(6000), Op::Rules(0, vec![ended])),
+        (at(9000), Op::Rules(0, vec![holds])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    let [turned, moved, freed] =
+        [Seen::RulesTurned, Seen::RuleMoved, Seen::RuleFreed].map(|it| report.coverage.get(it));
+    assert_eq!((turned, moved, freed), (2, 2, 1));
 }

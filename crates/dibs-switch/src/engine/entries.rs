@@ -120,7 +120,8 @@ pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Faul
         lost.map(|(pair, _)| *pair).collect()
     });
     for pair in lost {
-        restore(m, pair, m.may_pass(&pair)).await?;
+        let passes = m.passes(&pair) && !m.conns(|conns| conns.get(&pair).has_ended());
+        restore(m, pair, passes).await?;
     }
     Ok(marked)
 }
@@ -268,8 +269,8 @@ async fn relock<M: Machine>(m: &M, ends: &Ends, entry: Entry) -> Result<(), M::F
     }
 }
 
-/// Follows a mark of another program. A choice, in a turn in which nobody else changes anything, becomes one as `enable`
-/// and `disable` make it; of another move, which neither end knows of, the peer is told.
+/// Follows a mark of another program. A choice becomes one as `enable` and `disable` make it; of another move, which neither
+/// end knows of, the peer is told.
 ///
 /// # Errors
 /// The system could not.
@@ -278,6 +279,7 @@ pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M:
         conn, bump, was, ..
     } = marked;
     if marked.chosen {
+        let _turn = m.turn().await;
         let followed = follow_choice(m, marked).await;
         update(m, &conn.pair(), |conn| conn.phase.end_awaited(bump));
         return followed;

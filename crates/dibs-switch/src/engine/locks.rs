@@ -2,7 +2,9 @@
 
 use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use dibs_core::Time;
 use dibs_settings::BumpId;
 
 use super::asks::{self, ROUND};
@@ -10,7 +12,75 @@ use super::{Live as _, Machine, News, Task, rules, update};
 use crate::conns::Meant;
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
-use crate::tracked::Tracked;
+use crate::table::ConnTable;
+use crate::tracked::{Mend, Tracked};
+
+/// Between two looks that nothing gave cause for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Looks of which one is at all entries, also those that nothing is known of.
+const LOOKS_PER_WHOLE: u32 = 30;
+
+/// Looks at the locks of a host, one after the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Looks {
+    next: Time,
+    count: u32,
+}
+
+impl Looks {
+    /// When the next one is due.
+    pub fn due(&self, conns: &ConnTable) -> Time {
+        { conns.next_lock() }.map_or(self.next, |due| due.min(self.next))
+    }
+
+    /// Locks what is due, and corrects now and then what others did to locks.
+    ///
+    /// # Errors
+    /// The kernel does not say, or does not take it.
+    pub async fn look<M: Machine>(&mut self, m: &M) -> Result<(), M::Fault> {
+        if m.now() < self.next {
+            return lock_due(m).await;
+        }
+        let whole = self.count.is_multiple_of(LOOKS_PER_WHOLE);
+        self.count = self.count.wrapping_add(1);
+        let kept = mend(m, whole).await;
+        self.next = m.now() + LOOK_EVERY;
+        kept
+    }
+}
+
+/// Locks what is due.
+async fn lock_due<M: Machine>(m: &M) -> Result<(), M::Fault> {
+    let now = m.now();
+    let due: Vec<FlowKey> = m.conns(|conns| conns.locks_due(now).collect());
+    let (lives, tracked) = m.look_up(&due).await?;
+    let is_on = |pair: &FlowKey, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
+    let locked = m.conns(|conns| conns.lock_due(now, is_on)).into_iter();
+    let mends: Vec<_> = locked
+        .map(|(pair, bump)| (pair, Mend::Lock(bump)))
+        .collect();
+    m.mend(&mends).await
+}
+
+/// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are alive or
+/// that are known to be locked, or of the `whole` table.
+async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
+    if !m.is_steering() {
+        return Ok(());
+    }
+    let now = m.now();
+    // Before the sockets: what is locked and has none has ended.
+    let known = m.conns(|conns| conns.locked().chain(conns.locks_due(now)).collect());
+    let (mut lives, tracked) = m.survey(Some(known).filter(|_| !whole)).await?;
+    lives.sort_unstable();
+    let lives = |pair: &FlowKey| {
+        let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
+        Some(lives[at].1)
+    };
+    let passes = |pair: &FlowKey| m.passes(pair);
+    let mends = m.conns(|conns| conns.mend_locks(now, &tracked, lives, passes));
+    m.mend(&mends).await
+}
 
 /// Connections of a peer that it is to be asked about, by the bump that they are on here.
 pub type Unconfirmed = BTreeMap<BumpId, Vec<Meant>>;

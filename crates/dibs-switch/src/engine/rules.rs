@@ -7,8 +7,8 @@ use dibs_settings::BumpId;
 
 use super::asks::{self, Move, ROUND};
 use super::{
-    Goal, Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update, wants,
-    warn_of,
+    Goal, Live as _, Machine, Mark, News, Task, all_of, choices, or_warn, stands_on, switches,
+    update, wants, warn_of,
 };
 use crate::asking::Negotiation;
 use crate::conns::{Meant, Version};
@@ -57,20 +57,44 @@ pub async fn replace<M: Machine>(
     gone: Gone<'_, M::Rule>,
     lives: &[M::Live],
 ) -> Result<(usize, Kept), M::Fault> {
-    let wanted = wants::wanted(m);
     // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before. Until they
     // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
     let more = (0..m.peers()).map(|peer| m.book_wants(&rules, peer));
     wants::send_all_beside(m, &more.collect::<Vec<_>>()).await;
+    put(m, rules, gone, lives, M::save).await
+}
+
+/// As [`replace`], where the same rules only mean more or less: they begin or end to hold with the time of day. Nothing of
+/// that is saved, and peers are ready for it at all times.
+///
+/// # Errors
+/// The kernel does not take them: what was there before stands again.
+pub async fn turn<M: Machine>(
+    m: &M,
+    rules: M::Book,
+    gone: Gone<'_, M::Rule>,
+    lives: &[M::Live],
+) -> Result<(usize, Kept), M::Fault> {
+    put(m, rules, gone, lives, |_| Ok(())).await
+}
+
+async fn put<M: Machine>(
+    m: &M,
+    rules: M::Book,
+    gone: Gone<'_, M::Rule>,
+    lives: &[M::Live],
+    save: fn(&M) -> Result<(), M::Fault>,
+) -> Result<(usize, Kept), M::Fault> {
+    let wanted = wants::wanted(m);
     let before = m.replace_rules(rules);
     let carried_out = async {
-        m.save()?;
+        save(m)?;
         m.steer().await
     };
     if let Err(fault) = carried_out.await {
         m.replace_rules(before);
         // Or the next start would find them in the file.
-        or_warn(m, m.save());
+        or_warn(m, save(m));
         // Some of it may be in the kernel.
         or_warn(m, m.steer().await);
         wants::send_all(m).await;
@@ -89,7 +113,7 @@ pub async fn replace<M: Machine>(
 
 /// Has connections follow the rules as they are by now; of those that are `gone`, back to plain. Returns how many do
 /// that, and those that stay.
-pub async fn follow_changed<M: Machine>(
+async fn follow_changed<M: Machine>(
     m: &M,
     gone: Gone<'_, M::Rule>,
     lives: &[M::Live],
@@ -170,6 +194,63 @@ pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fau
     Ok(())
 }
 
+/// Looks which peers have a session, and answer. Rules that prefer their bump move connections with a peer that answers
+/// again; with one that does not any more connections begin in plain.
+///
+/// # Errors
+/// The system does not say, or cannot follow; it does with the next look.
+pub async fn look_at_sessions<M: Machine>(m: &M) -> Result<(), M::Fault> {
+    let mut turned = note_sessions(m).await?;
+    if turned.is_empty() || !m.prefers() {
+        return Ok(());
+    }
+    let followed = follow_sessions(m, &mut turned).await;
+    if followed.is_err() {
+        let forget = |peer: usize| m.answers(peer, |known| *known = !*known);
+        turned.into_iter().for_each(forget);
+    }
+    followed
+}
+
+/// Notes which peers answer. Returns those of which that is new.
+async fn note_sessions<M: Machine>(m: &M) -> Result<BTreeSet<usize>, M::Fault> {
+    let answers = m.sessions().await?.into_iter().enumerate();
+    let turned = answers.filter(|(peer, answers)| {
+        m.answers(*peer, |known| {
+            std::mem::replace(known, *answers) != *answers
+        })
+    });
+    Ok(turned.map(|(peer, _)| peer).collect())
+}
+
+async fn follow_sessions<M: Machine>(m: &M, turned: &mut BTreeSet<usize>) -> Result<(), M::Fault> {
+    let _turn = m.turn().await;
+    // It may have taken until a peer is back, and what began with it goes on by then.
+    turned.extend(note_sessions(m).await?);
+    m.steer().await?;
+    let mut lives = m.lives().await?;
+    lives.retain(|live| turned.contains(&live.peer()));
+    let answers = |live: &M::Live| m.answers(live.peer(), |known| *known);
+    let (met, left) = lives.into_iter().partition::<Vec<_>, _>(answers);
+    follow_ruled(m, &met).await;
+    begin_plain(m, &left).await
+}
+
+/// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which nothing but a SYN is
+/// under way, begin in plain like those after them.
+async fn begin_plain<M: Machine>(m: &M, lives: &[M::Live]) -> Result<(), M::Fault> {
+    let waits =
+        |live: &&M::Live| m.is_opening(live) && m.ruling(live, |ruling| ruling.may_begin_plain());
+    let marks = || {
+        let waiting = lives.iter().filter(waits);
+        let on_bump = waiting.inspect(|live| {
+            m.marked(live).iter().for_each(|_| m.tell(News::RuleWaits));
+        });
+        on_bump.map(|live| Mark::moved(live.pair(), None)).collect()
+    };
+    all_of::<M>(m.mark(marks).await)
+}
+
 /// Connections of these that go on, by the bump that each is meant to be on, if any.
 fn by_bump<M: Machine>(
     lives: &[M::Live],
@@ -243,8 +324,7 @@ fn freed<M: Machine>(m: &M, rule: &M::Rule, lives: &[M::Live]) -> Vec<M::Live> {
 }
 
 /// Has connections that rules moved follow them again, whose peers could not do their part by now, and chooses again what
-/// rules require. In a turn in which
-/// nobody changes rules.
+/// rules require.
 ///
 /// # Errors
 /// The kernel does not say which connections there are: they follow later.
@@ -252,6 +332,8 @@ pub async fn follow_again<M: Machine>(
     m: &M,
     moved: Vec<(FlowKey, Option<BumpId>)>,
 ) -> Result<(), M::Fault> {
+    // Nobody changes rules meanwhile.
+    let _turn = m.turn().await;
     let moved: BTreeMap<FlowKey, Option<BumpId>> = moved.into_iter().collect();
     let mut meant: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
     let lives = m.lives().await;
