@@ -13,7 +13,7 @@ use dibsctl::options::{Demo, Eavesdrop, SOCKET};
 use ipnet::IpNet;
 
 use crate::init::Wishes;
-use crate::top;
+use crate::{speed, top};
 
 /// Control the dibs daemon: connections, rules, paths.
 #[derive(Parser)]
@@ -91,6 +91,14 @@ pub(crate) enum Command {
     /// Watch traffic by path, bump and connection
     #[command(after_help = "Examples:\n  dibsctl top --sort sent\n  dibsctl top --once")]
     Top(top::Options),
+    /// Measure what the paths to a peer carry, alone and together
+    ///
+    /// Fills each path, and then all at once, in both directions. The daemons send this load behind the data of connections. A
+    /// path that has a data cap or is a backup is measured only if --path names it.
+    #[command(
+        after_help = "Examples:\n  sudo dibsctl speed\n  sudo dibsctl speed server --path lte --time 5"
+    )]
+    Speed(speed::Options),
     /// Set up this host, or add another host
     ///
     /// Makes a key and a configuration, and prints a join token for the other host. With --peer it adds the other host by its

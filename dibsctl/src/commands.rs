@@ -14,7 +14,7 @@ use crate::args::{
 };
 use crate::output::{show, unix_now, warn};
 use crate::table::Table;
-use crate::{check, cleanup, doctor, init, keys, leave, program, render, top, units};
+use crate::{check, cleanup, doctor, init, keys, leave, program, render, speed, top, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -68,6 +68,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         Command::Events => follow(json, connect()?),
         Command::Top(options) => top::run(&options, &args.socket, json),
+        Command::Speed(options) => speed::run(&options, &args.socket, json),
         Command::Init(wishes) => init::run(&wishes, json),
         Command::Check { file } => check::run(&file, json),
         Command::Eavesdrop(_) => program::eavesdrop(),

@@ -11,6 +11,7 @@ mod keys;
 mod leave;
 mod program;
 mod render;
+mod speed;
 mod table;
 mod top;
 

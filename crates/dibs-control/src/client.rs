@@ -9,8 +9,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::codec::{LineBuffer, MAX_REPLY, decode_reply, encode_request};
 use crate::{
-    BumpInfo, Changed, ConnInfo, Event, Failure, NewRule, PathChange, PathInfo, PeerInfo,
-    Preferences, Reply, Request, RuleGone, RuleId, RuleInfo, RuleMade, Selector, Status,
+    BumpInfo, Changed, ConnInfo, Event, Failure, Measure, Measured, NewRule, PathChange, PathInfo,
+    PeerInfo, Preferences, Reply, Request, RuleGone, RuleId, RuleInfo, RuleMade, Selector, Status,
 };
 
 /// How long the daemon may say nothing. While it deals with a request it says each second that it does.
@@ -142,6 +142,8 @@ impl Client {
         /// [`Request::PathChange`]
         change_paths(change: PathChange) -> Preferences:
             Request::PathChange(change) => Reply::Preferences;
+        /// [`Request::Measure`]
+        measure(wanted: Measure) -> Measured: Request::Measure(wanted) => Reply::Measured;
         /// [`Request::PeerList`]
         peers() -> Vec<PeerInfo>: Request::PeerList => Reply::Peers;
         /// [`Request::BumpList`]

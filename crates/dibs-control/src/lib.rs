@@ -16,6 +16,7 @@
 mod client;
 mod codec;
 mod info;
+mod measure;
 mod preferences;
 mod selector;
 
@@ -30,6 +31,7 @@ pub use info::{
     Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, PlainInfo, RuleGone, RuleInfo,
     RuleMade, RuleOrigin, SilentPortInfo, Skipped, Status, Trust,
 };
+pub use measure::{Measure, Measured, PathCount};
 pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};
 pub use selector::{Match, Selector, Terms};
 use serde::{Deserialize, Serialize};
@@ -86,6 +88,8 @@ pub enum Request {
     PathPreferences,
     /// Changes how paths are used. Answered by [`Reply::Preferences`].
     PathChange(PathChange),
+    /// Puts load on paths. Answered by [`Reply::Measured`].
+    Measure(Measure),
     /// Answered by [`Reply::Peers`].
     PeerList,
     /// Forgets a peer that joined by a token; the daemon starts again. Answered by [`Reply::Done`].
@@ -233,6 +237,8 @@ pub enum Reply {
     Paths(Vec<PathInfo>),
     /// To [`Request::PathPreferences`] and [`Request::PathChange`]: how paths are used now.
     Preferences(Preferences),
+    /// To [`Request::Measure`].
+    Measured(Measured),
     /// To [`Request::PeerList`].
     Peers(Vec<PeerInfo>),
     /// To [`Request::BumpList`].

@@ -17,6 +17,7 @@
 //! body of kind 5, SILENT  = sequence:64  count:8  count * (bump:8  port:16)
 //! body of kind 6, KNOCK   = count:8  count * (entry without generation  seq:32  ack:32)
 //! body of kind 7, MATCH   = count:8  count * (entry without generation  flags:8  seq:32  ack:32  TSval:32  TSecr:32)
+//! body of kind 8, MEASURE = run:64  flags:8  count:8  count * path:8
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -35,7 +36,9 @@
 //! in plain, and asks whether it arrives; the number beside the answer Done has the numbers of the receiver's own
 //! ([`crate::knock`]). MATCH asks the receiver to find the connections that the sender calls so, whose kernel says these
 //! numbers, and which the receiver knows by other addresses ([`crate::matching`]); flag 1: the connection has time stamps. It
-//! names no socket. After Done, messages name these connections by the sender's addresses.
+//! names no socket. After Done, messages name these connections by the sender's addresses. MEASURE asks for load on paths
+//! ([`Node::measure`]). Flag 1: the user named them, so they may cost something. It is answered with one outcome, and
+//! after Done with the round trip of each path under way in microseconds.
 //!
 //! A message may be on its way for long, and a connection end meanwhile and another one take its ports.
 //! So an entry names the receiver's socket, by a number that the receiver gave it; 0 where it has not been
@@ -44,6 +47,7 @@
 //! both sockets were there when the answer was made, so they are the two ends of one connection.
 //!
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
+//! [`Node::measure`]: dibs_core::node::Node::measure
 
 use dibs_wire::FlowKey;
 use std::net::IpAddr;
@@ -65,6 +69,8 @@ const CONFIRM: u8 = 4;
 const SILENT: u8 = 5;
 const KNOCK: u8 = 6;
 const MATCH: u8 = 7;
+const MEASURE: u8 = 8;
+const NAMED: u8 = 1;
 const STAMPED: u8 = 1;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
@@ -74,6 +80,8 @@ const FORCE: u8 = 4;
 pub const MAX_ENTRIES: usize = 20;
 /// Connections in one MATCH, at most.
 pub const MAX_MATCHES: usize = 16;
+/// Paths in one MEASURE, at most: as many as lead to a peer.
+pub const MAX_MEASURED: usize = 16;
 
 /// Bumps that are devices, at most: they are numbered from 8 to 14.
 pub const MAX_DEVICES: usize = 7;
@@ -160,6 +168,15 @@ pub enum Body {
         /// Up to [`MAX_MATCHES`] connections, as the sender sends, and where each stands.
         Vec<(FlowKey, Stand)>,
     ),
+    /// Paths that the receiver is to put load on.
+    Measure {
+        /// Number of the measurement.
+        run: u64,
+        /// The user named them.
+        named: bool,
+        /// Up to [`MAX_MEASURED`] paths, by their ids; none: the load ends.
+        paths: Vec<u8>,
+    },
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
 }
@@ -171,9 +188,11 @@ impl Body {
             Self::Switch { conns, .. } => Box::new(conns.iter_mut().map(|(named, _)| named)),
             Self::Confirm { conns, .. } => Box::new(conns.iter_mut()),
             Self::Knock(conns) => Box::new(conns.iter_mut().map(|(named, _)| named)),
-            Self::Want { .. } | Self::Silent { .. } | Self::Match(_) | Self::Answer(_) => {
-                Box::new(std::iter::empty())
-            }
+            Self::Want { .. }
+            | Self::Silent { .. }
+            | Self::Match(_)
+            | Self::Measure { .. }
+            | Self::Answer(_) => Box::new(std::iter::empty()),
         }
     }
 }
@@ -357,6 +376,13 @@ impl Message {
                     out.extend(numbers.into_iter().flat_map(u32::to_be_bytes));
                 }
             }
+            Body::Measure { run, named, paths } => {
+                out[1] = MEASURE;
+                out.extend(run.to_be_bytes());
+                assert!(paths.len() <= MAX_MEASURED, "more paths than to a peer");
+                out.extend([if *named { NAMED } else { 0 }, paths.len() as u8]);
+                out.extend(paths);
+            }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
                 out.push(count(outcomes.len()));
@@ -435,6 +461,15 @@ impl Message {
                 });
                 Body::Match(conns.collect::<Result<_, _>>()?)
             }
+            MEASURE => Body::Measure {
+                run: r.u64()?,
+                named: match r.u8()? {
+                    0 => false,
+                    NAMED => true,
+                    _ => return Err(Malformed),
+                },
+                paths: r.paths()?,
+            },
             ANSWER => {
                 let outcomes = (0..r.count()?)
                     .map(|_| Ok((Outcome::from_wire(r.u8()?).ok_or(Malformed)?, r.u64()?)));
@@ -535,6 +570,14 @@ impl Reader<'_> {
             Ok(Port { bump, port })
         };
         (0..count).map(port).collect()
+    }
+
+    fn paths(&mut self) -> Result<Vec<u8>, Malformed> {
+        let count = self.u8()?;
+        if usize::from(count) > MAX_MEASURED {
+            return Err(Malformed);
+        }
+        (0..count).map(|_| self.u8()).collect()
     }
 
     fn stand(&mut self) -> Result<Stand, Malformed> {
@@ -638,6 +681,11 @@ mod tests {
                 };
                 Body::Match(matches.map(|(n, s)| (n.pair, stand(s))).collect())
             }),
+            (
+                any::<(u64, bool)>(),
+                proptest::collection::vec(any::<u8>(), 0..=MAX_MEASURED)
+            )
+                .prop_map(|((run, named), paths)| Body::Measure { run, named, paths }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()
@@ -660,7 +708,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=7) {
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=8) {
             let _ = Message::decode(&bytes);
             // Deeper than chance would get.
             let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();
@@ -722,6 +770,20 @@ mod tests {
             &[1, 0, 80, 3, 0x15, 0x38],
         ]
         .concat();
+        assert_eq!(message.encode(), expected);
+    }
+
+    #[test]
+    fn a_measurement_has_these_bytes() {
+        let message = Message {
+            request: 9,
+            body: Body::Measure {
+                run: 4,
+                named: true,
+                paths: vec![0, 3],
+            },
+        };
+        let expected = [1, 8, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 4, 1, 2, 0, 3];
         assert_eq!(message.encode(), expected);
     }
 

@@ -202,7 +202,7 @@ impl Bumps {
                 conns,
             },
             // A device of another program is nobody's whose calls a daemon hears.
-            silent @ Body::Silent { .. } => silent,
+            other @ (Body::Silent { .. } | Body::Measure { .. }) => other,
             Body::Knock(conns) => Body::Knock(conns),
             Body::Match(conns) => Body::Match(conns),
             Body::Answer(outcomes) => {

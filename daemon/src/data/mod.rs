@@ -15,6 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::{
@@ -74,6 +75,12 @@ pub(super) enum Command {
     },
     ControlDone {
         peer: usize,
+    },
+    Measure {
+        peer: usize,
+        /// The measurement, and its paths.
+        load: (u64, Vec<u8>),
+        done: oneshot::Sender<bool>,
     },
     Drain {
         bump: BumpId,
@@ -297,6 +304,12 @@ impl Driver {
         let _ = self.send(Command::ControlDone { peer });
     }
 
+    /// Puts load on paths to a peer, by their ids; false during another measurement.
+    pub async fn measure(&self, peer: usize, run: u64, paths: Vec<u8>) -> Result<bool, Gone> {
+        let load = (run, paths);
+        self.ask(|done| Command::Measure { peer, load, done }).await
+    }
+
     /// Tells of the rate that a path to the host `to` has just carried for others.
     pub fn expect_rate(&self, path: usize, to: IpAddr, bytes_per_second: u64) -> Result<(), Gone> {
         self.send(Command::ExpectRate {
@@ -509,6 +522,16 @@ impl Rpc {
 
     /// Asks a peer's daemon, and waits for the answer.
     pub(crate) async fn ask(&self, peer: usize, body: Body) -> Result<Outcomes, Unanswered> {
+        self.ask_within(ANSWER_TIMEOUT, peer, body).await
+    }
+
+    /// The same; the peer has this time.
+    pub(crate) async fn ask_within(
+        &self,
+        patience: Duration,
+        peer: usize,
+        body: Body,
+    ) -> Result<Outcomes, Unanswered> {
         let request = self.next_request.get();
         self.next_request.set(request.wrapping_add(1));
         let (answer, answered) = oneshot::channel();
@@ -516,7 +539,7 @@ impl Rpc {
         self.waiting.borrow_mut().insert(request, waiting);
         let asked = async {
             self.post(peer, Message { request, body }).await?;
-            match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
+            match tokio::time::timeout(patience, answered).await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
                 _ => Err(Unanswered::Silent),
             }

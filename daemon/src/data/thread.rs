@@ -419,8 +419,7 @@ impl DataPath {
                     let _ = done.send(tun.map(Box::new));
                 }
                 Command::SetSocket { path, socket, done } => {
-                    let set = self.set_socket(path, *socket);
-                    let _ = done.send(set);
+                    let _ = done.send(self.set_socket(path, *socket));
                 }
                 Command::SetPath {
                     path,
@@ -455,10 +454,8 @@ impl DataPath {
                     message,
                     done,
                 } => {
-                    let sent = self
-                        .node
-                        .send_control(now, peer, &self.encode(peer, message));
-                    let _ = done.send(sent);
+                    let bytes = self.encode(peer, message);
+                    let _ = done.send(self.node.send_control(now, peer, &bytes));
                 }
                 Command::ControlDone { peer } => self.node.control_done(peer),
                 Command::Drain {
@@ -481,6 +478,9 @@ impl DataPath {
                 Command::ForgetMatch { peer, ours } => self.node.forget_match(peer, ours),
                 Command::Enter { bump, tuple, was } => self.node.enter(bump, tuple, was),
                 Command::Solicit { bump, tuple } => self.node.solicit(bump, tuple),
+                Command::Measure { peer, load, done } => {
+                    let _ = done.send(self.node.measure(now, peer, load.0, &load.1));
+                }
                 Command::Snapshot(done) => {
                     let _ = done.send(self.snapshot(now));
                 }

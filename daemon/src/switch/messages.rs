@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::{instant, now, or_warn, wall};
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, listing, marking, sessions, startup, steering};
+use crate::switch::{Daemon, Task, listing, marking, paths, sessions, startup, steering};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -187,6 +187,10 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                 sessions::handle_message(&daemon, peer, sequence, ports);
                 let done = vec![(Outcome::Done, 0)];
                 daemon.rpc.answer(peer, request, done).await;
+            }
+            Body::Measure { run, named, paths } => {
+                let outcomes = paths::answer_measure(&daemon, peer, (run, named), paths).await;
+                daemon.rpc.answer(peer, request, outcomes).await;
             }
             Body::Answer(_) => unreachable!("answers are taken before"),
             Body::Confirm { bump, conns } => {

@@ -1,19 +1,24 @@
 //! Paths as they change while the daemon runs: names of endpoints are looked up, by the system's resolver and away from this
-//! thread; what paths carry whose volume is limited is followed; and users have paths used otherwise.
+//! thread; what paths carry whose volume is limited is followed; users have paths used otherwise, and measured.
 
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use dibs_config::{Rate, Volume};
-use dibs_control::{PathChange, Preferences};
+use dibs_control::{ErrorKind, Failure, Measure, Measured, PathChange, PathCount, Preferences};
+use dibs_core::node::PathSnapshot;
+use dibs_settings::Role;
+use dibs_switch::messages::{Body, Outcome, Unanswered};
 use tokio::net::lookup_host;
 use tokio::time::{sleep_until, timeout};
 
-use crate::data::Gone;
+use crate::control::refused;
+use crate::data::{Gone, Outcomes};
 use crate::host::endpoints::Lookup;
 use crate::host::volumes::{Stage, Turn, write};
-use crate::switch::{Daemon, Task};
+use crate::switch::{Daemon, Task, listing};
 
 /// Begins each error of the standard library's.
 const PREFIX: &str = "failed to lookup address information: ";
@@ -191,6 +196,100 @@ pub(crate) async fn change(daemon: &Daemon, change: PathChange) -> anyhow::Resul
     }
     daemon.wakers.wake(Task::Volumes);
     Ok(info)
+}
+
+/// How long a peer has to answer a measurement, which asks it many times.
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Puts load on paths, or has the peer do so, and tells what they have carried.
+pub(crate) async fn measure(daemon: &Daemon, wanted: Measure) -> anyhow::Result<Measured> {
+    listing::check_peer(daemon, Some(&wanted.peer))?;
+    let peers = &mut daemon.config.peers.iter();
+    let peer = peers.position(|peer| peer.name == wanted.peer);
+    let peer = peer.expect("it was just looked for");
+    let name = |path: &PathSnapshot| daemon.config.paths[path.local].name.clone();
+    let mut snapshot = daemon.driver.snapshot().await?;
+    snapshot.paths.retain(|path| {
+        let leads_there = path.peer == peer && path.state == "active";
+        leads_there && wanted.paths.contains(&name(path))
+    });
+    let ids = snapshot.paths.iter().map(|path| path.id).collect();
+    let (here, paths) = match wanted.down {
+        true => (Vec::new(), ids),
+        false => (ids, Vec::new()),
+    };
+    let Measure { run, named, .. } = wanted;
+    let busy = |host: &str| {
+        let why = format!("{host} is measuring already: try again when that is done");
+        Failure::new(ErrorKind::Failed, why)
+    };
+    if !daemon.driver.measure(peer, run, here).await? {
+        bail!(busy("this host"));
+    }
+    let body = Body::Measure { run, named, paths };
+    let asked = daemon.rpc.ask_within(MEASURE_TIMEOUT, peer, body);
+    let outcomes = match asked.await {
+        Ok(outcomes) => outcomes,
+        Err(Unanswered::Silent) => bail!(
+            "peer {} did not answer within {} s: it is away, or its dibsd is older than this one and cannot measure",
+            wanted.peer,
+            MEASURE_TIMEOUT.as_secs()
+        ),
+        Err(why) => bail!(why),
+    };
+    let there: Vec<u64> = match outcomes.split_first() {
+        Some(((Outcome::Done, _), trips)) => trips.iter().map(|(_, trip)| *trip).collect(),
+        Some(((Outcome::OwnRule, _), _)) => bail!(refused(
+            "the peer spares it, because it has a data cap there or is a backup: name it with --path"
+        )),
+        _ => bail!(busy(&format!("peer {}", wanted.peer))),
+    };
+    let count = |(at, path): (usize, &PathSnapshot)| PathCount {
+        name: name(path),
+        bytes: match wanted.down {
+            true => path.bytes_received,
+            false => path.stats.bytes_acked,
+        },
+        srtt_us: match wanted.down {
+            true => there.get(at).copied().unwrap_or_default(),
+            false => path.stats.srtt.as_micros() as u64,
+        },
+    };
+    Ok(Measured {
+        at: snapshot.now.as_nanos() as f64 * 1e-9,
+        paths: snapshot.paths.iter().enumerate().map(count).collect(),
+    })
+}
+
+/// Puts load on paths that a peer measures. Those that are spared here have to be named by its user.
+pub(crate) async fn answer_measure(
+    daemon: &Daemon,
+    peer: usize,
+    (run, named): (u64, bool),
+    paths: Vec<u8>,
+) -> Outcomes {
+    let failed = vec![(Outcome::Failed, 0)];
+    let Ok(snapshot) = daemon.driver.snapshot().await else {
+        return failed;
+    };
+    let of_peer = || snapshot.paths.iter().filter(|path| path.peer == peer);
+    let is_spared = |path: &PathSnapshot| {
+        let usage = daemon.preferences.borrow().usage(path.local);
+        usage.volume.is_some() || usage.role == Role::Backup
+    };
+    if !named && of_peer().any(|path| paths.contains(&path.id) && is_spared(path)) {
+        return vec![(Outcome::OwnRule, 0)];
+    }
+    let trip = |id: &u8| {
+        let path = of_peer().find(|path| path.id == *id);
+        path.map_or(0, |path| path.stats.srtt.as_micros() as u64)
+    };
+    let trips = paths.iter().map(|id| (Outcome::Done, trip(id))).collect();
+    match daemon.driver.measure(peer, run, paths).await {
+        Ok(true) => [vec![(Outcome::Done, 0)], trips].concat(),
+        Ok(false) => vec![(Outcome::Older, 0)],
+        Err(Gone) => failed,
+    }
 }
 
 /// What happened, for those who follow: a word, a sentence, and what it is about.

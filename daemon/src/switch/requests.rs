@@ -67,6 +67,10 @@ async fn serve(
             let why = "only root may remove peers: use sudo";
             bail!(Failure::new(ErrorKind::Denied, why));
         }
+        Request::Measure(_) if !caller.is_root() => {
+            let why = "only root may measure paths, because that fills them: use sudo";
+            bail!(Failure::new(ErrorKind::Denied, why));
+        }
         Request::PathChange(_) if !caller.is_root() => {
             let why = "only root may change how paths are used: use sudo";
             bail!(Failure::new(ErrorKind::Denied, why));
@@ -110,6 +114,7 @@ async fn serve(
             Reply::Preferences(daemon.preferences.borrow().info(&daemon.config))
         }
         Request::PathChange(change) => Reply::Preferences(paths::change(daemon, change).await?),
+        Request::Measure(wanted) => Reply::Measured(paths::measure(daemon, wanted).await?),
         Request::PeerList => Reply::Peers(listing::peer_list(daemon).await?),
         Request::PeerRemove { name, force } => {
             peer_remove(daemon, &name, force).await?;

@@ -51,6 +51,7 @@ mod rules;
 mod saving;
 mod schedulers;
 mod silent;
+mod speed;
 mod start;
 mod switching;
 mod told;

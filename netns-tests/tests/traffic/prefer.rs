@@ -272,6 +272,7 @@ fn members_see_how_paths_are_used_and_change_nothing() {
                 &["path", "role", "wlan", "never"],
                 &["path", "limit", "wlan", "--volume", "1 MB"],
                 &["path", "reset"],
+                &["speed"],
             ] {
                 let said = member.refused(change)?;
                 ensure!(said.contains("only root"), "{change:?}: {said}");

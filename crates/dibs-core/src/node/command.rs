@@ -11,11 +11,12 @@ use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
 use super::notice::Event;
 use super::paths::{Link, longest};
+use super::send::Load;
 use super::solicit;
 use crate::flow::echo_filter::EchoFilter;
 use crate::path_index::PathIndex;
 use crate::preference::Usage;
-use crate::session::Hurry;
+use crate::session::{Hurry, PathId};
 use crate::time::Time;
 
 impl Node {
@@ -180,6 +181,18 @@ impl Node {
                 link.path.begin_at(now, rate);
             }
         }
+    }
+
+    /// Puts load on paths to a peer, by their ids, so that they can be measured; on no other ones any more. It ends after
+    /// 2 s, unless this is repeated. `run` names the measurement. False, and nothing was done, during another one.
+    pub fn measure(&mut self, now: Time, peer: usize, run: u64, paths: &[u8]) -> bool {
+        let mut loads = self.peers.iter().map(|peer| &peer.queues.load);
+        let is_free = !loads.any(|load| load.is_of_other(now, run));
+        if is_free && let Some(peer) = self.peers.get_mut(peer) {
+            let paths = paths.iter().map(|id| PathId::new(*id));
+            peer.queues.load = Load::new(now, run, paths.collect());
+        }
+        is_free
     }
 
     /// Has calls to a peer carry a ticket, until it answers.

@@ -1,7 +1,7 @@
 //! What goes to the peer next.
 //!
 //! In this order: what opens and keeps paths, acknowledgements (of paths and of TCP), messages
-//! between the daemons, what was lost, new data.
+//! between the daemons, what was lost, new data, load that measures paths.
 //!
 //! Each step takes from a queue of its own; what all of them work on is in [`SendCx`].
 
@@ -13,6 +13,7 @@ mod cutter;
 mod data;
 mod datagram;
 mod empty_segments;
+mod load;
 mod opaque;
 mod path_frames;
 mod plan;
@@ -25,6 +26,7 @@ use std::collections::VecDeque;
 pub(super) use self::context::SendCx;
 use self::data::Round;
 pub(super) use self::datagram::{NOT_BARE, Sealer, key_of};
+pub(super) use self::load::Load;
 pub(super) use self::retransmit::{RetransmitQueue, lose_share};
 pub(super) use self::shares::Shares;
 use super::empty::EmptyOut;
@@ -44,6 +46,7 @@ pub(super) struct Queues {
     pub(super) shares: Shares,
     pub(super) opaque: OpaqueQueues,
     pub(super) fq: FairQueue,
+    pub(super) load: Load,
     /// Trust keeps data waiting that an untrusted path could carry.
     pub(super) held_by_trust: bool,
 }
@@ -77,7 +80,8 @@ impl Queues {
             .or_else(|| lost.send_shares(cx))
             .or_else(|| opaque::send(cx, &mut self.opaque, shares))
             .or_else(|| copies::send(cx))
-            .or_else(|| Round::new(cx, self, store).send(cx));
+            .or_else(|| Round::new(cx, self, store).send(cx))
+            .or_else(|| self.load.send(cx));
         let refused = cx.sealer.refused;
         cx.shared
             .journal

@@ -46,6 +46,8 @@ pub struct PeerSnapshot {
 pub struct PathSnapshot {
     /// The peer's index.
     pub peer: usize,
+    /// Its number on the wire.
+    pub id: u8,
     /// The local path's index.
     pub local: usize,
     /// The peer's end.
@@ -133,6 +135,7 @@ impl Node {
                 .enumerate()
                 .map(|(at, link)| PathSnapshot {
                     peer: index,
+                    id: link.id.get(),
                     local: link.local.get(),
                     remote: link.remote,
                     trusted: link.trusted,

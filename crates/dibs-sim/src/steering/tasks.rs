@@ -88,7 +88,7 @@ impl Host {
                 } => vec![(wants::answer(self, 0, sequence, bumps).await, 0)],
                 Body::Match(conns) => matches::answer(self, 0, &conns).await,
                 // The simulator's hosts have no firewall.
-                Body::Silent { .. } => vec![(Outcome::Done, 0)],
+                Body::Silent { .. } | Body::Measure { .. } => vec![(Outcome::Done, 0)],
                 Body::Answer(_) => unreachable!("answers are taken before"),
             };
             let body = Body::Answer(outcomes);

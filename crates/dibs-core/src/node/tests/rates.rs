@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 
+mod load;
+
 const MS: Duration = Duration::from_millis(1);
 const MBIT: u64 = 1_000_000;
 const GBIT: u64 = 1000 * MBIT;
