@@ -18,9 +18,7 @@ use crate::units::{micros, printable, rate};
 
 /// Between two looks. Load is asked for as often; it would end after 2 s.
 const LOOK: Duration = Duration::from_millis(200);
-/// The longest that one path is measured in one direction.
-const LONGEST: f64 = 4.0;
-/// Part of that in which a path is to come up to its rate.
+/// Part of the time for one direction in which a path is to come up to its rate.
 const RISE: f64 = 0.4;
 
 /// Options of `speed`.
@@ -76,13 +74,13 @@ pub(crate) fn run(options: &Options, socket: &Path, json: bool) -> Result<()> {
     let rows = rows(&client.paths()?, &peer, options.path.as_deref())?;
     let measured = rows.iter().filter(|row| row.why.is_none()).count();
     let several = measured > 1;
-    let spans = 2 * (measured + usize::from(several));
+    let spans = 2 * (measured + usize::from(several)) as u32;
     let mut load = Load {
         client,
         peer,
         run: RandomState::new().hash_one(std::process::id()),
         named: options.path.is_some(),
-        span: Duration::from_secs_f64((options.time / spans.max(1) as f64).min(LONGEST)),
+        span: Duration::from_secs_f64(options.time) / spans,
         terminal: stderr().is_terminal(),
     };
     let speed = load.speed(rows, several);
@@ -221,35 +219,33 @@ impl Load {
         })
     }
 
-    /// The rate, and the mean round trip of the path where that is longest.
+    /// The rate, and the mean of the longest round trip.
     fn direction(
         &mut self,
         name: &str,
         paths: &[String],
         down: bool,
     ) -> Result<(f64, u64), ClientError> {
+        let direction = if down { "down" } else { "up" };
         let begin = Instant::now();
         let mut from: Option<Measured> = None;
-        let (mut trips, mut looks) = (vec![0; paths.len()], 0);
+        let (mut trips, mut looks) = (0, 0);
         loop {
             let seen = self.ask(down, paths)?;
             let passed = begin.elapsed();
             if let Some(from) = &from {
-                for (sum, path) in trips.iter_mut().zip(paths) {
-                    let of_path = seen.paths.iter().filter(|seen| seen.name == *path);
-                    *sum += of_path.map(|path| path.srtt_us).max().unwrap_or_default();
-                }
+                let longest = seen.paths.iter().map(|path| path.srtt_us).max();
+                trips += longest.unwrap_or_default();
                 looks += 1;
-                let rate = carried(from, &seen);
-                self.say(&format!("{name} {}: {}", word(down), rate_of(rate)));
+                let carried = carried(from, &seen);
+                self.say(&format!("{name} {direction}: {}", rate(carried as u64)));
                 if passed >= self.span {
-                    let trips = trips.iter().max().copied().unwrap_or_default();
-                    return Ok((rate, trips / looks));
+                    return Ok((carried, trips / looks));
                 }
             } else if passed >= self.span.mul_f64(RISE) {
                 from = Some(seen);
             } else {
-                self.say(&format!("{name} {}", word(down)));
+                self.say(&format!("{name} {direction}"));
             }
             std::thread::sleep(LOOK);
         }
@@ -273,10 +269,6 @@ impl Load {
     }
 }
 
-const fn word(down: bool) -> &'static str {
-    if down { "down" } else { "up" }
-}
-
 /// Bytes a second that paths have carried between two looks.
 fn carried(from: &Measured, seen: &Measured) -> f64 {
     let bytes = seen.paths.iter().map(|path| {
@@ -287,15 +279,11 @@ fn carried(from: &Measured, seen: &Measured) -> f64 {
     bytes.sum::<u64>() as f64 / (seen.at - from.at).max(f64::EPSILON)
 }
 
-fn rate_of(bytes: f64) -> String {
-    rate(bytes as u64)
-}
-
 impl Speed {
     fn table(&self) -> Table {
         let rows: Vec<&Row> = self.paths.iter().chain(&self.all).collect();
         let trip = |us: Option<u64>| us.map(micros).unwrap_or_default();
-        let speed = |bytes: Option<f64>| bytes.map(rate_of).unwrap_or_default();
+        let speed = |bytes: Option<f64>| bytes.map(|bytes| rate(bytes as u64)).unwrap_or_default();
         table!(rows, row:
             "PATH", row.name.clone();
             ">DOWN", speed(row.down_rate);
@@ -305,5 +293,48 @@ impl Speed {
             ">RTT UP", trip(row.up_us);
             "WHY NOT MEASURED", row.why.clone().unwrap_or_default();
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dibs_control::PathCount;
+
+    use super::*;
+
+    #[test]
+    fn the_peer_is_the_named_one_the_only_one_or_the_exit() {
+        let peer = |(name, net): (&str, &str)| -> PeerInfo {
+            let peer = serde_json::json!({
+                "name": name, "state": "established", "public_key": "", "addresses": [net], "since": null,
+                "bytes_sent": 0, "bytes_received": 0, "connections": 0, "reason": null,
+            });
+            serde_json::from_value(peer).expect("a peer")
+        };
+        let peers = [("b", "10.0.1.2/32"), ("server", "0.0.0.0/0"), ("c", "::/0")].map(peer);
+        let chosen = |name, peers| choose(name, peers).map_err(|why| why.to_string());
+        assert_eq!(chosen(Some("b"), &peers), Ok("b".to_owned()));
+        assert_eq!(chosen(None, &peers[..1]), Ok("b".to_owned()));
+        assert_eq!(chosen(None, &peers[..2]), Ok("server".to_owned()));
+        let several = "there are several peers: name one of b, server, c";
+        assert_eq!(chosen(None, &peers), Err(several.to_owned()));
+        assert!(chosen(None, &[]).is_err());
+    }
+
+    #[test]
+    fn a_path_that_comes_or_begins_anew_adds_nothing_that_was_before() {
+        let measured = |at, paths: &[(&str, u64)]| Measured {
+            at,
+            paths: { paths.iter() }
+                .map(|(name, bytes)| PathCount {
+                    name: (*name).to_owned(),
+                    bytes: *bytes,
+                    srtt_us: 0,
+                })
+                .collect(),
+        };
+        let from = measured(1.0, &[("dsl", 100), ("lte", 9000)]);
+        let seen = measured(3.0, &[("dsl", 700), ("lte", 5), ("wwan", 9000)]);
+        assert_eq!(carried(&from, &seen), 300.0);
     }
 }

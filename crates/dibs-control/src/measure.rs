@@ -18,12 +18,12 @@ pub struct Measure {
     pub paths: Vec<String>,
 }
 
-/// What the paths of a [`Measure`] have carried.
+/// Counts of the paths of a [`Measure`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// When they had, in seconds of a steady clock.
     pub at: f64,
-    /// Those that carry data now.
+    /// Paths that carry data now.
     pub paths: Vec<PathCount>,
 }
 

@@ -18,7 +18,7 @@ use crate::control::refused;
 use crate::data::{Gone, Outcomes};
 use crate::host::endpoints::Lookup;
 use crate::host::volumes::{Stage, Turn, write};
-use crate::switch::{Daemon, Task, listing};
+use crate::switch::{Daemon, Task};
 
 /// Begins each error of the standard library's.
 const PREFIX: &str = "failed to lookup address information: ";
@@ -203,16 +203,19 @@ const MEASURE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Puts load on paths, or has the peer do so, and tells what they have carried.
 pub(crate) async fn measure(daemon: &Daemon, wanted: Measure) -> anyhow::Result<Measured> {
-    listing::check_peer(daemon, Some(&wanted.peer))?;
-    let peers = &mut daemon.config.peers.iter();
-    let peer = peers.position(|peer| peer.name == wanted.peer);
-    let peer = peer.expect("it was just looked for");
+    let peers = daemon.config.peers.iter().map(|peer| &*peer.name);
+    let Some(peer) = peers.clone().position(|name| name == wanted.peer) else {
+        bail!(Failure::unknown("peer", &wanted.peer, peers));
+    };
     let name = |path: &PathSnapshot| daemon.config.paths[path.local].name.clone();
     let mut snapshot = daemon.driver.snapshot().await?;
     snapshot.paths.retain(|path| {
         let leads_there = path.peer == peer && path.state == "active";
         leads_there && wanted.paths.contains(&name(path))
     });
+    // Several may lead to one peer from one interface.
+    snapshot.paths.sort_by_key(|path| path.local);
+    snapshot.paths.dedup_by_key(|path| path.local);
     let ids = snapshot.paths.iter().map(|path| path.id).collect();
     let (here, paths) = match wanted.down {
         true => (Vec::new(), ids),
