@@ -1,8 +1,11 @@
 //! The Internet behind a server: connections to anywhere leave a household by bumps over both its uplinks, and go on in the
 //! server's name.
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -510,6 +513,102 @@ fn what_begins_while_the_server_is_away_waits_or_leaves_directly() {
             exchange(&mut direct, 100_000)?;
             net.talk(&host, 0, web(80))?.finish()?;
             exchange(&mut direct, 100_000)?;
+            talk.finish()
+        })
+    });
+}
+
+/// Connections that answer each other in rounds until they are stopped.
+struct Rounds {
+    stop: Arc<AtomicBool>,
+    number: Arc<AtomicU64>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Rounds {
+    const SAID: &[u8; 22] = b"a key that was pressed";
+
+    fn start(net: &Households, from: &Host, connections: usize) -> Result<Self> {
+        let ends = (0..connections).map(|_| net.connect(from, 0, web(22)));
+        let mut ends = ends.collect::<Result<Vec<_>>>()?;
+        let (stop, number) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&number));
+        let thread = std::thread::spawn(move || {
+            let mut heard = [0; Self::SAID.len()];
+            while !stopped.load(Ordering::Relaxed) {
+                for (near, _) in &mut ends {
+                    near.write_all(Self::SAID)?;
+                }
+                for (_, far) in &mut ends {
+                    far.read_exact(&mut heard)?;
+                    far.write_all(&heard)?;
+                }
+                for (near, _) in &mut ends {
+                    near.read_exact(&mut heard)?;
+                    ensure!(&heard == Self::SAID);
+                }
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Ok(Self {
+            stop,
+            number,
+            thread,
+        })
+    }
+
+    /// Waits for two more rounds: the first may have begun before.
+    fn go_on(&self) -> Result<()> {
+        let from = self.number.load(Ordering::Relaxed);
+        wait("each connection to go on", || {
+            self.thread.is_finished() || self.number.load(Ordering::Relaxed) > from + 1
+        })
+    }
+
+    fn finish(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("it does not panic")
+    }
+}
+
+/// Uplinks swallow everything in turn, and then both at once.
+#[test]
+fn uplinks_fail_under_hundreds_of_connections() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let home = &net.homes[0];
+            home.node.ctl(&ALL)?;
+            let rounds = Rounds::start(net, &home.devices[0], 200)?;
+            let talk = net.talk(&home.devices[1], 0, web(443))?;
+            for uplinks in [&["dsl"][..], &["lte"], &["dsl", "lte"]] {
+                let routers = || {
+                    let all = ["dsl", "lte"].into_iter().zip(&home.uplinks);
+                    all.filter(|(name, _)| uplinks.contains(name))
+                };
+                for (_, router) in routers() {
+                    router.shell(
+                        "nft add table inet cut\n\
+                         nft 'add chain inet cut out { type filter hook forward priority 0; policy drop; }'",
+                    )?;
+                }
+                for name in uplinks {
+                    home.node.wait_path(name, "down")?;
+                }
+                if uplinks.len() == 1 {
+                    rounds.go_on()?;
+                    talk.advance(SETTLED)?;
+                }
+                for (_, router) in routers() {
+                    router.run("nft delete table inet cut")?;
+                }
+                rounds.go_on()?;
+                talk.advance(SETTLED)?;
+                for name in uplinks {
+                    home.node.wait_path(name, "up")?;
+                }
+            }
+            rounds.finish()?;
             talk.finish()
         })
     });
