@@ -17,7 +17,7 @@ pub struct Rule {
     pub level: Level,
     /// Connections that it means.
     pub meant: Selected,
-    /// It holds at this time of day.
+    /// True if it holds at this time of day.
     pub holds: bool,
 }
 
