@@ -41,6 +41,7 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
         "{} to peers, {bumped} on a bump\n",
         count(connections, "connection")
     );
+    text.extend(status.peers.iter().map(|peer| uplinks(peer, &status.paths)));
 
     let counted: Vec<_> = status
         .counters
@@ -62,6 +63,25 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
         }
     }
     text
+}
+
+/// `1 of 2 paths to b used, paced at 40 Mbit/s in all; not wlan: it is a backup, and other paths work`
+fn uplinks(peer: &PeerInfo, paths: &[PathInfo]) -> String {
+    let to_peer = paths.iter().filter(|path| path.peer == peer.name);
+    let is_used = |path: &&PathInfo| path.state == PathState::Up && path.unused.is_none();
+    let (used, others): (Vec<_>, Vec<_>) = to_peer.partition(is_used);
+    let paths = count(used.len() + others.len(), "path");
+    let mut text = format!("{} of {paths} to {} used", used.len(), peer.name);
+    let paced = used.iter().filter_map(|path| path.pacing_rate).sum();
+    if paced > 0 {
+        text += &format!(", paced at {} in all", rate(paced));
+    }
+    for path in others {
+        let why = path.reason.as_ref().or(path.unused.as_ref());
+        let why = why.map_or(String::new(), |why| format!(": {why}"));
+        text += &format!("; not {}{why}", path.name);
+    }
+    printable(&text) + "\n"
 }
 
 pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {

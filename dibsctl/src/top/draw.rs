@@ -14,6 +14,7 @@ const WIDE: u16 = 120;
 /// What is shown at most where there are many.
 const MOST_PATHS: usize = 6;
 const MOST_BUMPS: usize = 4;
+const MOST_DEVICES: usize = 6;
 const MOST_NOTES: usize = 4;
 
 /// What the screen shows beside what flows.
@@ -34,10 +35,15 @@ impl Screen {
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>, view: &View, order: Order) {
         let lines = |rows: usize, most: usize| 2 + rows.min(most) as u16;
         let notes = notes(view);
-        let [head, paths, bumps, conns, foot] = Layout::vertical([
+        let devices = match view.devices.len() {
+            0 => 0,
+            rows => lines(rows, MOST_DEVICES),
+        };
+        let [head, paths, bumps, devices, conns, foot] = Layout::vertical([
             Constraint::Length(1 + notes.len() as u16),
             Constraint::Length(lines(view.paths.len(), MOST_PATHS)),
             Constraint::Length(lines(view.bumps.len(), MOST_BUMPS)),
+            Constraint::Length(devices),
             Constraint::Min(2),
             Constraint::Length(1),
         ])
@@ -51,6 +57,8 @@ impl Screen {
         draw_table(frame, below(paths), &view.paths(), &columns);
         let columns: Vec<_> = BUMPS.into_iter().enumerate().collect();
         draw_table(frame, below(bumps), &view.bumps(), &columns);
+        let columns: Vec<_> = DEVICES.into_iter().enumerate().collect();
+        draw_table(frame, below(devices), &view.devices(), &columns);
         self.draw_conns(frame, below(conns), view, wide);
         self.draw_foot(frame, foot, order);
     }
@@ -100,6 +108,7 @@ fn notes(view: &View) -> Vec<Line<'static>> {
 /// Widths of columns; none takes what is left.
 const PATHS: [u16; 7] = [12, 12, 10, 8, 7, 8, 8];
 const BUMPS: [u16; 4] = [12, 12, 8, 8];
+const DEVICES: [u16; 5] = [24, 12, 8, 8, 0];
 const CONNS: [u16; 10] = [6, 14, 0, 0, 8, 8, 8, 7, 6, 16];
 
 /// An empty line parts it from what stands above.
@@ -114,8 +123,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, shown: &Shown, columns: &[(usiz
     let row = |texts: &dyn Fn(usize) -> String| {
         let cells = columns.iter().map(|(column, _)| {
             let text = texts(*column);
-            let text = text.strip_suffix("bit/s").unwrap_or(&text).trim_end();
-            let text = Line::from(text.to_owned());
+            let text = Line::from(text.replace("bit/s", "").trim_end().to_owned());
             Cell::from(match shown.headers[*column].starts_with('>') {
                 true => text.right_aligned(),
                 false => text,
@@ -188,6 +196,7 @@ mod tests {
                 sent_rate: 61_728_350.0,
                 received_rate: 600.0,
             }],
+            devices: Vec::new(),
             connections: (0..connections).map(conn).collect(),
         }
     }

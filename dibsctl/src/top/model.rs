@@ -1,12 +1,13 @@
 //! What flowed between two looks at the daemon.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use clap::ValueEnum as _;
-use dibs_control::{ConnId, ConnInfo, PathInfo, PathState, Status};
+use dibs_control::{ConnId, ConnInfo, PathInfo, PathState, PeerInfo, Status};
 
 use crate::render::process;
 use crate::table::{Table, table};
@@ -77,6 +78,7 @@ pub(super) struct View {
     pub(super) warnings: Vec<String>,
     pub(super) paths: Vec<PathRow>,
     pub(super) bumps: Vec<BumpRow>,
+    pub(super) devices: Vec<DeviceRow>,
     pub(super) connections: Vec<ConnRow>,
 }
 
@@ -102,6 +104,17 @@ pub(super) struct BumpRow {
     pub(super) connections: u64,
     pub(super) sent_rate: f64,
     pub(super) received_rate: f64,
+}
+
+/// Traffic of a host for which this one forwards, the busiest first.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct DeviceRow {
+    pub(super) address: IpAddr,
+    pub(super) connections: u64,
+    pub(super) sent_rate: f64,
+    pub(super) received_rate: f64,
+    /// Part of each path, both ways.
+    pub(super) path_rates: BTreeMap<String, f64>,
 }
 
 /// Traffic of a connection; nothing is known of plain ones.
@@ -150,6 +163,8 @@ impl View {
             }
         });
         let past: HashMap<_, _> = before.conns.iter().map(|conn| (conn.id, conn)).collect();
+        let exits = exits(&latest.status);
+        let mut devices: BTreeMap<IpAddr, DeviceRow> = BTreeMap::new();
         let conns = latest.conns.iter().map(|conn| {
             // One that is new, or came to another bump, counts from its beginning on.
             let past = past.get(&conn.id).filter(|past| past.bump == conn.bump);
@@ -160,20 +175,30 @@ impl View {
                     let path = conn.paths.iter().find(|path| path.name == name);
                     path.map_or(0, |path| path.bytes_sent + path.bytes_received)
                 };
-                of(conn) > past.map_or(0, |past| of(past))
+                rate(past.map_or(0, |past| of(past)), of(conn))
             };
+            let (sent_rate, received_rate) = (
+                rate(sent, conn.bytes_sent),
+                rate(received, conn.bytes_received),
+            );
+            if is_forwarded(conn, &exits) {
+                let address = conn.local.ip();
+                let device = devices.entry(address);
+                let device = device.or_insert_with(|| DeviceRow::new(address));
+                device.add((sent_rate, received_rate), conn, carried);
+            }
             ConnRow {
                 id: conn.id,
                 process: printable(&process(conn)),
                 local: conn.local.to_string(),
                 remote: conn.remote.to_string(),
                 bump: printable(&conn.bump),
-                sent_rate: rate(sent, conn.bytes_sent),
-                received_rate: rate(received, conn.bytes_received),
+                sent_rate,
+                received_rate,
                 retransmissions: conn.retransmissions,
                 age: (now - conn.since).max(0.0) as u64,
                 paths: { conn.paths.iter() }
-                    .filter(|path| carried(&path.name))
+                    .filter(|path| carried(&path.name) > 0.0)
                     .map(|path| printable(&path.name))
                     .collect(),
             }
@@ -187,6 +212,8 @@ impl View {
                 order_of
             }
         });
+        let mut devices: Vec<_> = devices.into_values().collect();
+        devices.sort_by(|a, b| b.both().total_cmp(&a.both()));
         let bumps = latest.status.bumps.iter().map(|bump| {
             let on = || connections.iter().filter(|conn| conn.bump == bump.name);
             BumpRow {
@@ -203,9 +230,53 @@ impl View {
                 .collect(),
             bumps: bumps.collect(),
             paths: paths.collect(),
+            devices,
             connections,
         }
     }
+}
+
+impl DeviceRow {
+    const fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            connections: 0,
+            sent_rate: 0.0,
+            received_rate: 0.0,
+            path_rates: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a connection: what it sent and received, and what each path carried of it.
+    fn add(&mut self, (sent, received): (f64, f64), conn: &ConnInfo, by: impl Fn(&str) -> f64) {
+        self.connections += 1;
+        self.sent_rate += sent;
+        self.received_rate += received;
+        for path in &conn.paths {
+            *self.path_rates.entry(printable(&path.name)).or_default() += by(&path.name);
+        }
+    }
+
+    fn both(&self) -> f64 {
+        self.sent_rate + self.received_rate
+    }
+}
+
+/// Names of peers that lead to the Internet.
+fn exits(status: &Status) -> Vec<&str> {
+    let leads_there = |peer: &&PeerInfo| peer.addresses.iter().any(|net| net.prefix_len() == 0);
+    let exits = status.peers.iter().filter(leads_there);
+    exits.map(|peer| &*peer.name).collect()
+}
+
+/// True for a connection of a device behind this host: it has no owner here, and its end there is private, or it goes to
+/// the Internet by one of these exits.
+fn is_forwarded(conn: &ConnInfo, exits: &[&str]) -> bool {
+    let is_private = match conn.local.ip() {
+        IpAddr::V4(address) => address.is_private(),
+        IpAddr::V6(address) => address.is_unique_local(),
+    };
+    conn.uid.is_none() && (is_private || exits.contains(&&*conn.peer))
 }
 
 fn daemon(status: &Status) -> String {
@@ -267,6 +338,21 @@ impl View {
         )
     }
 
+    pub(super) fn devices(&self) -> Table {
+        let parts = |device: &DeviceRow| {
+            let parts = device.path_rates.iter().filter(|(_, rate)| **rate >= 1.0);
+            let parts = parts.map(|(path, rate)| format!("{path} {}", flow(*rate)));
+            parts.collect::<Vec<_>>().join(", ")
+        };
+        table!(self.devices, device:
+            "DEVICE", device.address.to_string();
+            ">CONNECTIONS", device.connections.to_string();
+            ">SENT", flow(device.sent_rate);
+            ">RECEIVED", flow(device.received_rate);
+            "OF THIS BY PATH", parts(device);
+        )
+    }
+
     pub(super) fn connections(&self) -> Table {
         table!(self.connections, conn:
             ">ID", conn.id.to_string();
@@ -290,7 +376,11 @@ impl fmt::Display for View {
             writeln!(f, "warning: {warning}")?;
         }
         let (paths, bumps) = (self.paths(), self.bumps());
-        write!(f, "\n{paths}\n{bumps}\n{}", self.connections())
+        write!(f, "\n{paths}\n{bumps}\n")?;
+        if !self.devices.is_empty() {
+            writeln!(f, "{}", self.devices())?;
+        }
+        write!(f, "{}", self.connections())
     }
 }
 
@@ -377,6 +467,15 @@ mod tests {
             ]
         );
         assert_eq!(view.bumps[0].sent_rate, 2300.0);
+        // They have no owner here, so they are of a device.
+        let [device] = &view.devices[..] else {
+            panic!("{:?}", view.devices);
+        };
+        assert_eq!((device.connections, device.sent_rate), (3, 2300.0));
+        assert_eq!(device.path_rates["eth"], 300.0);
+        assert_eq!(device.path_rates["wlan"], 2000.0);
+        let parts = "eth 2.4 kbit/s, wlan 16 kbit/s";
+        assert!(view.to_string().contains(parts), "{view}");
         assert_eq!(view.connections[0].age, 10);
         let view = View::between(&before, &latest, order(Sort::Bump, true), 100.0);
         assert_eq!(view.connections[2].bump, "plain");

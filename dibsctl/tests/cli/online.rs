@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 use dibs_control::{
-    BumpInfo, Changed, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector,
-    encode_reply,
+    BumpInfo, Changed, ErrorKind, Event, Failure, Match, NewRule, PathInfo, Reply, Request,
+    Selector, encode_reply,
 };
 use serde_json::Value;
 
@@ -171,12 +171,22 @@ fn conn_list() {
 
 #[test]
 fn status_at_a_glance() {
-    let out = listing_of(&["status"], Reply::Status(status()));
+    let mut seen = status();
+    seen.paths[0].pacing_rate = Some(5_000_000);
+    seen.paths.push(PathInfo {
+        name: "wlan".to_owned(),
+        unused: Some("it is a backup, and other paths work".to_owned()),
+        reason: None,
+        ..path()
+    });
+    let out = listing_of(&["status"], Reply::Status(seen));
     for part in [
         "dibsd 0.1.0, pid 99, up 3m12s, integrity on\n",
         "kill switch failed: set up the table: no\n",
         "warning: integrity is a fine thing\n",
         "5 connections to peers, 1 on a bump\n",
+        "1 of 2 paths to server used, paced at 40 Mbit/s in all; \
+         not wlan: it is a backup, and other paths work\n",
         "server  established",
         "eth   server  trusted  primary  up",
         "COUNTER   VALUE\nreplayed      4\n",

@@ -38,6 +38,21 @@ fn heard(net: &Net, talk: &Talk) -> Result<()> {
     Ok(())
 }
 
+/// `top` shows the device behind the gateway, and what each path carries of its traffic.
+fn of_device(net: &Net) -> Result<()> {
+    let seen = net.a.ctl(&["top", "--interval", "0.5"])?;
+    let device = &seen["devices"][0];
+    let address = device["address"].as_str().unwrap_or_default();
+    ensure!(
+        ["192.168.7.10", "fd00:7::10"].contains(&address),
+        "{seen:#}"
+    );
+    let rates = device["path_rates"].as_object().context("path_rates")?;
+    let mut rates = rates.values().filter_map(serde_json::Value::as_f64);
+    ensure!(rates.any(|rate| rate > 1e4), "{seen:#}");
+    Ok(())
+}
+
 #[test]
 fn a_rule_moves_a_connection_that_passes_and_the_far_gateway_follows() {
     isolated(|| {
@@ -52,6 +67,7 @@ fn a_rule_moves_a_connection_that_passes_and_the_far_gateway_follows() {
                 net.wait_bump(port, "seal")?;
                 unheard(net, &talk)?;
                 net.wait_locked(port)?;
+                of_device(net)?;
                 // What begins now is on it from its first packet on.
                 let ears = net.eavesdrop()?;
                 let late = Talk::start(&net.behind[0], &net.behind[1], server)?;
