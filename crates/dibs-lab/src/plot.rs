@@ -1,6 +1,6 @@
 //! Pictures: panels over one axis, as SVG. In a page that sets `--paper`, `--ink` and `--line` they take its colours.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 70.0;
@@ -112,12 +112,7 @@ impl fmt::Display for Plot {
             true => format!("{place:.0}"),
             false => ((place * 100.0).round() / 100.0).to_string(),
         };
-        writeln!(
-            f,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
-             height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\" style=\"fill:var(--paper,white)\"/>"
-        )?;
+        f.write_str(&opening(height))?;
         for (at, panel) in self.panels.iter().enumerate() {
             draw(f, panel, TOP + at as f64 * (PANEL + BETWEEN), &x)?;
         }
@@ -141,6 +136,58 @@ impl fmt::Display for Plot {
         )?;
         writeln!(f, "</svg>")
     }
+}
+
+/// Groups of horizontal bars, each with its unit, from 0 on, and by name, as SVG.
+pub fn bars(groups: &[(&str, Vec<(&str, f64)>)]) -> String {
+    const BAR: f64 = 20.0;
+    const NAMES: f64 = 260.0;
+    let lines = { groups.iter() }.map(|(_, bars)| bars.len() as f64 + 2.0);
+    let height = BAR * lines.sum::<f64>();
+    let mut svg = opening(height);
+    let mut y = 0.0;
+    let put = |drawn: fmt::Result| drawn.expect("a string takes all");
+    for (unit, bars) in groups {
+        y += BAR;
+        put(text(&mut svg, [NAMES, y], ("start", INK), unit));
+        let highest = bars
+            .iter()
+            .map(|(_, value)| *value)
+            .fold(f64::MIN_POSITIVE, f64::max);
+        for (name, value) in bars {
+            y += BAR;
+            let long = value / highest * (WIDTH - NAMES - LEFT);
+            // The last one is what the others are beside.
+            let color = if *name == bars.last().map_or("", |(name, _)| name) {
+                BLUE
+            } else {
+                "#999"
+            };
+            put(writeln!(
+                svg,
+                "<rect x=\"{NAMES}\" y=\"{:.1}\" width=\"{long:.1}\" height=\"14\" fill=\"{color}\"/>",
+                y - 11.0
+            ));
+            put(text(&mut svg, [NAMES - 8.0, y], ("end", INK), name));
+            put(text(
+                &mut svg,
+                [NAMES + long + 6.0, y],
+                ("start", INK),
+                &value.to_string(),
+            ));
+        }
+        y += BAR;
+    }
+    svg + "</svg>\n"
+}
+
+/// Beginning of a picture of this height, with its paper.
+fn opening(height: f64) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
+         height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\" style=\"fill:var(--paper,white)\"/>\n"
+    )
 }
 
 fn draw(
@@ -203,7 +250,7 @@ fn line(f: &mut fmt::Formatter<'_>, [x1, y1, x2, y2]: [f64; 4], stroke: &str) ->
 }
 
 fn text(
-    f: &mut fmt::Formatter<'_>,
+    f: &mut impl fmt::Write,
     [x, y]: [f64; 2],
     (anchor, style): (&str, &str),
     content: &str,
@@ -222,6 +269,20 @@ mod tests {
     fn axes_are_round() {
         for (value, rounded) in [(0.21, 0.25), (1.0, 1.0), (29.5, 50.0), (51.0, 100.0)] {
             assert_eq!(round(value), rounded);
+        }
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_values() {
+        let svg = bars(&[("rate", vec![("one", 50.0), ("other", 100.0)])]);
+        for drawn in [
+            ">rate<",
+            "width=\"285.0\"",
+            "width=\"570.0\"",
+            ">50<",
+            ">100<",
+        ] {
+            assert!(svg.contains(drawn), "{drawn}: {svg}");
         }
     }
 

@@ -6,6 +6,8 @@ use std::time::SystemTime;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::plot;
+
 /// A run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -95,6 +97,19 @@ impl Table {
         }
         table.turns = serde_json::to_value(turns)?;
         Ok(table)
+    }
+
+    /// Picture of the first and the last figure of each system, as SVG.
+    pub fn picture(&self) -> String {
+        let last = self.columns.len().saturating_sub(1);
+        let columns = { self.columns.iter().enumerate() }.filter(|(at, _)| *at == 1 || *at == last);
+        let bars = |at: usize| {
+            let rows = self.rows.iter();
+            rows.filter_map(|row| Some((row.first()?.as_str(), row.get(at)?.parse().ok()?)))
+                .collect()
+        };
+        let groups = columns.map(|(at, name)| (name.as_str(), bars(at)));
+        plot::bars(&groups.collect::<Vec<_>>())
     }
 
     /// A row for each figure, with the median of one system's turns.

@@ -15,8 +15,11 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Measure nothing: print the tables of a file that --json wrote
-    #[arg(long, value_name = "FILE", exclusive = true)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "only"])]
     show: Option<PathBuf>,
+    /// Draw the first of these tables as SVG into this file
+    #[arg(long, value_name = "SVG", requires = "show")]
+    picture: Option<PathBuf>,
     /// Only these experiments
     #[arg(value_name = "EXPERIMENT", value_enum)]
     only: Vec<Experiment>,
@@ -46,6 +49,9 @@ fn main() -> Result<()> {
         let shown = || file.display().to_string();
         let text = std::fs::read_to_string(&file).with_context(shown)?;
         let report: Report = serde_json::from_str(&text).with_context(shown)?;
+        if let Some((file, table)) = arguments.picture.zip(report.tables.first()) {
+            std::fs::write(&file, table.picture()).with_context(|| file.display().to_string())?;
+        }
         print!("{report}");
         return Ok(());
     }
