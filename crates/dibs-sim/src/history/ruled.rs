@@ -56,17 +56,19 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, bumps: &[BumpId]) {
         }
     }
     history.ops.sort_by_key(|(at, _)| *at);
-    if rng.chance(0.4) {
-        turn(rng, history);
-    }
-    if rng.chance(0.2) {
-        leave(rng, history, conns, bumps);
+    let turned = rng.chance(0.4).then(|| turn(rng, history));
+    let replaced = { rng.chance(0.2) }.then(|| leave(rng, history, conns, bumps));
+    if let Some((made, turns)) = turned {
+        // Rules that were replaced meanwhile do not come back: one end alone would require something.
+        let replaced = replaced.flatten().filter(|at| *at >= made);
+        let stand = |(at, _): &(Time, Op)| replaced.is_none_or(|replaced| *at < replaced);
+        history.ops.extend(turns.into_iter().filter(stand));
     }
     history.ops.sort_by_key(|(at, _)| *at);
 }
 
-/// Has some of the rules that are made at one time hold at some hours only.
-fn turn(rng: &mut Rng, history: &mut History) {
+/// Turns of some of the rules that are made at one time, which hold at some hours only; and that time.
+fn turn(rng: &mut Rng, history: &History) -> (Time, [(Time, Op); 2]) {
     let made: Vec<usize> = (0..history.ops.len())
         .filter(|at| matches!(history.ops[*at].1, Op::Rules(..)))
         .collect();
@@ -88,18 +90,18 @@ fn turn(rng: &mut Rng, history: &mut History) {
     let (ended, again) = (ended.collect(), rules.clone());
     let turns = [(0.5 * rng.unit(), ended), (0.5 + 0.5 * rng.unit(), again)];
     let turns = turns.map(|(part, rules)| (*at + span.mul_f64(part), Op::Rules(host, rules)));
-    history.ops.extend(turns);
+    (*at, turns)
 }
 
-/// Has the peer go away while a connection begins whose rule prefers its bump.
-fn leave(rng: &mut Rng, history: &mut History, conns: usize, bumps: &[BumpId]) {
+/// Has the peer go away while a connection begins whose rule prefers its bump; returns when that replaced all rules.
+fn leave(rng: &mut Rng, history: &mut History, conns: usize, bumps: &[BumpId]) -> Option<Time> {
     let begun = |(at, op): &(Time, Op)| match op {
         Op::Open(plan) => Some((*at, plan.client)),
         _ => None,
     };
     let begun: Vec<_> = history.ops.iter().filter_map(begun).collect();
     if begun.is_empty() {
-        return;
+        return None;
     }
     let (at, client) = rng.pick(&begun);
     let rule = Rule {
@@ -115,12 +117,14 @@ fn leave(rng: &mut Rng, history: &mut History, conns: usize, bumps: &[BumpId]) {
     };
     let earlier = |time| Time::ZERO + at.since(Time::ZERO).saturating_sub(time);
     let before = Duration::from_micros(rng.magnitude(1, 2_000_000));
+    let replaced = earlier(before);
     history.ops.extend([
-        (earlier(before), Op::Rules(client, vec![rule])),
-        (earlier(before), Op::Rules(1 - client, Vec::new())),
+        (replaced, Op::Rules(client, vec![rule])),
+        (replaced, Op::Rules(1 - client, Vec::new())),
         (earlier(before.mul_f64(rng.unit())), goes),
     ]);
     history.quiet = history.quiet.max(at + away);
+    Some(replaced)
 }
 
 fn rule(rng: &mut Rng, conns: usize, bumps: &[BumpId]) -> Rule {
