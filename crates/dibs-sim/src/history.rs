@@ -21,8 +21,8 @@ pub use preferences::{Preferences, Wish, calm_usage};
 
 /// The first seed of histories with devices on the ordinary route.
 pub const BETWEEN: u64 = 1 << 40;
-/// The first seed of those in which one of these devices changes TCP's numbers.
-pub const RENUMBERED: u64 = 2 * BETWEEN;
+/// The first seed of those in which devices follow TCP's numbers, or change them.
+pub const STRICT: u64 = 2 * BETWEEN;
 
 /// Two hosts, A and B, as they begin. Arrays of two are by host.
 #[derive(Clone, Debug)]

@@ -8,14 +8,15 @@ use dibs_settings::Level;
 use super::{Between, History, Leaving, Op};
 
 /// Puts what is between the hosts into a history.
-pub(super) fn add(rng: &mut Rng, history: &mut History, renumbers: bool) {
+pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
+    let renumbers = is_strict && rng.chance(0.5);
     let translates = rng.chance(if renumbers { 0.3 } else { 0.75 });
     let is_rough = rng.chance(0.6);
     let setup = &mut history.setup;
     setup.between = Between {
         translates,
         renumbers,
-        tracks: rng.chance(if renumbers { 0.3 } else { 0.8 }),
+        tracks: rng.chance(if renumbers { 0.3 } else { 0.8 }) && is_strict,
         forgets: rng
             .chance(0.3)
             .then(|| Duration::from_secs(rng.pick(&[30, 30, 120, 600]))),

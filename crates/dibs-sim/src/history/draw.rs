@@ -12,7 +12,7 @@ use dibs_netem::{
 use dibs_settings::{BumpId, Handshake};
 
 use super::{
-    BETWEEN, History, Leaving, Op, Order, PathSetup, Plan, RENUMBERED, Setup, between, preferences,
+    BETWEEN, History, Leaving, Op, Order, PathSetup, Plan, STRICT, Setup, between, preferences,
     ruled,
 };
 use crate::adversary::Tamper;
@@ -21,14 +21,14 @@ use crate::payload::Kind;
 impl History {
     /// The history of a seed.
     ///
-    /// From [`BETWEEN`] on there are devices on the ordinary route, from [`RENUMBERED`] on one of them changes TCP's numbers; the
+    /// From [`BETWEEN`] on there are devices on the ordinary route, from [`STRICT`] on they follow or change TCP's numbers; the
     /// rest is as of the seed that is so much lower.
     pub fn random(seed: u64) -> Self {
         let Some(plain) = seed.checked_sub(BETWEEN) else {
             return Self::drawn(seed);
         };
         let mut history = Self::drawn(plain % BETWEEN);
-        between::add(&mut Rng::new(mix(seed)), &mut history, seed >= RENUMBERED);
+        between::add(&mut Rng::new(mix(seed)), &mut history, seed >= STRICT);
         history
     }
 
