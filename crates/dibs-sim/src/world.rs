@@ -168,8 +168,8 @@ pub struct World {
     on_bump: [BTreeMap<FlowKey, Time>; 2],
     /// Time at which something that a daemon sent of a connection last arrived in plain.
     shown: BTreeMap<usize, Time>,
-    /// Connections that a data path found to be renumbered.
-    renumbered: BTreeSet<usize>,
+    /// Connections that go to plain without that being seen to carry them: renumbered ones, and those that another program moves.
+    excused: BTreeSet<usize>,
     /// Dice for what becomes of packets that daemons send in plain.
     mishaps: Rng,
     /// All paths are cut until then.
@@ -300,7 +300,7 @@ impl World {
             by_pair: [BTreeMap::new(), BTreeMap::new()],
             on_bump: [BTreeMap::new(), BTreeMap::new()],
             shown: BTreeMap::new(),
-            renumbered: BTreeSet::new(),
+            excused: BTreeSet::new(),
             mishaps: Rng::new(mix(seed ^ 0x5403)),
             cut_until: Time::ZERO,
             foreign: [false; 2],
@@ -659,7 +659,7 @@ impl World {
                     return Err(format!("nobody changes TCP's numbers: {event:?}"));
                 }
                 self.coverage.note(Seen::Renumbered);
-                self.renumbered.extend(self.by_pair[host].get(&tuple));
+                self.excused.extend(self.by_pair[host].get(&tuple));
                 h.steering.on_renumbered(at, bump, tuple);
             }
             _ => {}

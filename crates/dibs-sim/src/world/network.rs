@@ -18,7 +18,7 @@ use super::route::Crossed;
 use super::{World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
-use crate::history::{Between, Leaving, name, on};
+use crate::history::{Between, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
@@ -301,13 +301,14 @@ impl World {
     /// That a connection goes to plain by our doing only if plain was seen to carry it since it is on a bump.
     fn check_leaving(&self, host: usize, pair: &FlowKey, since: Time) -> Result<(), String> {
         let conn = self.conn_of(host, pair);
-        let Some(conn) = conn.filter(|_| self.setup.leaving != Leaving::Forced) else {
+        let is_open = self.setup.between == Between::default();
+        let Some(conn) = conn.filter(|conn| !is_open && !self.conns[*conn].aborted) else {
             return Ok(());
         };
         let began = self.conns[conn].plan.bump[self.conns[conn].plan.client].is_some();
         let is_fresh = !began && self.now.since(since) < PROVED;
         let is_shown = self.shown.get(&conn).is_some_and(|at| *at >= since);
-        if is_fresh || is_shown || self.renumbered.contains(&conn) {
+        if is_fresh || is_shown || self.excused.contains(&conn) {
             return Ok(());
         }
         Err(format!(

@@ -75,6 +75,7 @@ impl World {
                 let h = &mut self.hosts[*host];
                 if may && self.by_pair[*host].get(&pair) == Some(conn) && h.asleep_until <= now {
                     h.steering.set_by_hand(pair, *bump, *chosen);
+                    self.excused.insert(*conn);
                 }
             }
             Op::Choose(conn, host, bump) => {
