@@ -208,12 +208,6 @@ impl Shadow {
         acked.is_some_and(|acked| !sent.is_after(acked))
     }
 
-    /// True if the other end has shown all that the kernel here has acknowledged up to `acked`, so routers on the way take that.
-    pub fn has_shown(&self, acked: SeqNumber) -> bool {
-        let given = self.heard.map(|heard| heard.given);
-        given.is_some_and(|given| !acked.is_after(given))
-    }
-
     /// True if it still says where the connection leaves plain, although that is not on a bump yet.
     pub fn is_fresh(&self, now: Time) -> bool {
         now.since(self.since) < FRESH_FOR && self.shown.is_none()

@@ -47,7 +47,7 @@ pub async fn refusals<M: Machine>(m: &M, lives: &[M::Live]) -> Result<Kept, M::F
             }
             let some = knock(m, *peer, lives).await?;
             let heard = lives.iter().map(|live| live.pair());
-            note_plain(m, heard.filter(|pair| !some.contains_key(pair)).collect());
+            note_plain(m, heard.filter(|pair| !some.contains_key(pair)));
             let is_silent = |why: &Refusal| *why == Refusal::Peer(Err(Unanswered::Silent));
             answers_none = some.len() == lives.len() && some.values().all(is_silent);
             refused.extend(some);
@@ -59,13 +59,8 @@ pub async fn refusals<M: Machine>(m: &M, lives: &[M::Live]) -> Result<Kept, M::F
 }
 
 /// Notes that plain carries these connections.
-///
-/// Until they are there they go on by their bumps, which routers that follow their numbers are to hear of.
-fn note_plain<M: Machine>(m: &M, pairs: Vec<FlowKey>) {
-    for pair in &pairs {
-        update(m, pair, |conn| conn.place.note_plain(m.now()));
-    }
-    shadows::tell(m, pairs.into_iter(), Shadow::ask);
+fn note_plain<M: Machine>(m: &M, pairs: impl Iterator<Item = FlowKey>) {
+    pairs.for_each(|pair| update(m, &pair, |conn| conn.place.note_plain(m.now())));
 }
 
 /// Answers a peer that knocks: whether the acknowledgements arrive that it sends in plain. This host sends its own.
@@ -100,7 +95,7 @@ pub async fn answer<M: Machine>(
         });
         let replies = hear(m, &meant.collect()).await?;
         let heard = { replies.iter() }.filter(|(_, (outcome, _))| *outcome == Outcome::Done);
-        note_plain(m, heard.map(|(pair, _)| *pair).collect());
+        note_plain(m, heard.map(|(pair, _)| *pair));
         let reply = |pair: &FlowKey| replies.get(pair).copied().unwrap_or(failed);
         let answers = judged.into_iter().zip(&pairs);
         let answers = answers.map(|(judged, pair)| judged.unwrap_or_else(|| reply(pair)));

@@ -19,7 +19,7 @@ const SHOWN_EACH: Duration = Duration::from_millis(50);
 /// Time between two looks at which connections are shown in plain.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Time for routers to hear of all that a connection has sent.
-const LEVEL_WITHIN: Duration = Duration::from_millis(1200);
+const LEVEL_WITHIN: Duration = Duration::from_millis(300);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -182,15 +182,14 @@ pub(super) async fn silence<M: Machine>(m: &M, lives: &[M::Live]) {
     m.silence(lives).await;
     let pairs: BTreeSet<FlowKey> = lives.iter().map(|live| live.pair()).collect();
     let is_behind = |conn: &ConnSnapshot| {
-        pairs.contains(&conn.tuple)
+        let shown = pairs.contains(&conn.tuple) && is_shown(m, &conn.tuple);
+        shown
             && m.shadows(|shadows| {
                 let shadow = shadows.get(&conn.tuple).zip(conn.stands);
-                shadow.is_some_and(|(shadow, (sent, acked))| {
-                    !(shadow.is_level(sent) && shadow.has_shown(acked))
-                })
+                shadow.is_some_and(|(shadow, (sent, _))| !shadow.is_level(sent))
             })
     };
-    tell(m, pairs.iter().copied(), Shadow::ask);
+    ask(m, pairs.iter().copied());
     let end = m.now() + LEVEL_WITHIN;
     while m.now() < end && m.shadows(|shadows| !shadows.is_empty()) {
         // Without the data path nothing is under way.
