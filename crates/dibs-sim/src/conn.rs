@@ -278,6 +278,17 @@ impl Conn {
         self.state(host, kernel) != State::Closed
     }
 
+    /// True if its socket at a host waits for a call.
+    pub fn listens(&self, host: usize, kernel: &Kernel) -> bool {
+        self.state(host, kernel) == State::Listen
+    }
+
+    /// True if its handshake is over at a host.
+    pub fn is_open(&self, host: usize, kernel: &Kernel) -> bool {
+        let begins = [State::Listen, State::SynSent, State::SynReceived];
+        self.lives(host, kernel) && !begins.contains(&self.state(host, kernel))
+    }
+
     /// How a host's kernel numbers its socket.
     pub fn socket(&self, host: usize) -> Socket {
         Socket(2 * self.number + host as u32 + 1)

@@ -106,6 +106,16 @@ seen! {
     CopyMatchedNothing = "switch: copy matched nothing",
     /// A firewall on the ordinary route dropped what it did not know.
     FirewallDropped = "plain: dropped by a firewall",
+    /// A router answered what it dropped with a reset.
+    RouterReset = "plain: reset by a router",
+    /// A firewall had changed a connection's numbers, which the data path found.
+    Renumbered = "plain: renumbered",
+    /// What a daemon sent in plain was late, or came twice.
+    ShownLate = "plain: shown late or twice",
+    /// Somebody sent the like of what a daemon sent in plain.
+    ShownForged = "plain: shown by others",
+    /// A peer found a connection by other addresses.
+    Matched = "names: matched",
     /// The users of a host had other rules from then on.
     RulesChanged = "rules: changed",
     /// Rules began or ended to hold.

@@ -1,5 +1,6 @@
 //! What happens in one run: a setup and a list of operations, both from a seed.
 
+mod between;
 mod draw;
 mod preferences;
 mod ruled;
@@ -17,6 +18,11 @@ use crate::adversary::Tamper;
 use crate::payload::Kind;
 use crate::steering::ruling::Rule;
 pub use preferences::{Preferences, Wish, calm_usage};
+
+/// The first seed of histories with devices on the ordinary route.
+pub const BETWEEN: u64 = 1 << 40;
+/// The first seed of those in which devices follow TCP's numbers, or change them.
+pub const STRICT: u64 = 2 * BETWEEN;
 
 /// Two hosts, A and B, as they begin. Arrays of two are by host.
 #[derive(Clone, Debug)]
@@ -59,6 +65,31 @@ pub struct Setup {
     pub marks: bool,
     /// How connections leave their bumps for plain.
     pub leaving: Leaving,
+    /// What is on the ordinary route.
+    pub between: Between,
+}
+
+/// Devices and attackers on the ordinary route.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Between {
+    /// A router gives connections of host 0 another address.
+    pub translates: bool,
+    /// It follows TCP's numbers, and drops what does not fit.
+    pub tracks: bool,
+    /// It forgets connections that are idle for so long.
+    pub forgets: Option<Duration>,
+    /// It takes up a connection in its midst that goes on from its side.
+    pub adopts: bool,
+    /// It answers what it drops with a reset.
+    pub resets: bool,
+    /// A firewall gives connections other numbers.
+    pub renumbers: bool,
+    /// Share of what daemons send in plain that is lost.
+    pub lost: f64,
+    /// It is late, or comes twice, by up to so much.
+    pub late: Option<Duration>,
+    /// Somebody sends the like of it.
+    pub forges: bool,
 }
 
 /// How connections leave their bumps for plain.
@@ -120,6 +151,7 @@ impl Setup {
             preferences: Default::default(),
             marks: false,
             leaving: Leaving::Forced,
+            between: Between::default(),
         }
     }
 }

@@ -22,8 +22,9 @@ use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
-use dibs_switch::engine::{entries, locks, rules, shadows, tells};
+use dibs_switch::engine::{entries, locks, renumbered, rules, shadows, tells};
 use dibs_switch::marks::SeenMark;
+use dibs_switch::matching::Matched;
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_wire::FlowKey;
 use smoltcp::socket::tcp::State;
@@ -107,7 +108,8 @@ impl<'a> At<'a> {
             (*pair, found)
         };
         let found = numbers.iter().map(found);
-        { found.filter(|(_, found)| found.state != State::Closed) }.collect()
+        let is_named = |pair: &FlowKey| conns[numbers[pair]].pairs[host] == *pair;
+        { found.filter(|(pair, found)| found.state != State::Closed && is_named(pair)) }.collect()
     }
 }
 
@@ -142,9 +144,10 @@ pub struct Steering {
 
 impl Steering {
     /// Steering of a host where nothing was chosen. `forces`: users want connections in plain whether that carries them or not.
-    pub fn new(host: u64, peer: u64, forces: bool) -> Self {
+    /// `strange`: addresses that connections of the peer come from are not known to be its.
+    pub fn new(host: u64, peer: u64, forces: bool, strange: bool) -> Self {
         Self {
-            host: Rc::new_cyclic(|me| Host::new(me, host, peer, forces)),
+            host: Rc::new_cyclic(|me| Host::new(me, (host, peer), forces, strange)),
             ..Self::default()
         }
     }
@@ -298,6 +301,21 @@ impl Steering {
         if self.host.hear(packet) {
             self.run(at);
         }
+    }
+
+    /// The data path found that something in plain changes the numbers of a connection.
+    pub fn on_renumbered(&mut self, at: &mut At<'_>, bump: BumpId, pair: FlowKey) {
+        let host = Rc::clone(&self.host);
+        self.spawn(async move {
+            // Its state file may take nothing.
+            let _ = renumbered::leave(&*host, bump, pair).await;
+        });
+        self.run(at);
+    }
+
+    /// Names at the peer of connections that were matched.
+    pub fn matched(&self) -> BTreeMap<FlowKey, Matched> {
+        self.host.matched.borrow().clone()
     }
 
     /// The session is new: the peer is told all that concerns it.

@@ -5,6 +5,7 @@ mod checks;
 mod network;
 mod ops;
 mod preferences;
+mod route;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,8 +30,10 @@ use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::queue::Queue;
 use crate::steering::{At, Sockets, Steering};
-use network::{Arrival, PlainRoute};
+use network::Arrival;
 use preferences::Bucket;
+use route::PlainRoute;
+pub(crate) use route::{LENT, ROUTER};
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
 /// up to a minute by then, and a few of them may meet losses again.
@@ -161,6 +164,14 @@ pub struct World {
     /// The last packet of each end of a connection.
     last: BTreeMap<FlowKey, Vec<u8>>,
     by_pair: [BTreeMap<FlowKey, usize>; 2],
+    /// Time since which a host's kernel sends a connection by bumps.
+    on_bump: [BTreeMap<FlowKey, Time>; 2],
+    /// Time at which something that a daemon sent of a connection last arrived in plain.
+    shown: BTreeMap<usize, Time>,
+    /// Connections that go to plain without that being seen to carry them: renumbered ones, and those that another program moves.
+    excused: BTreeSet<usize>,
+    /// Dice for what becomes of packets that daemons send in plain.
+    mishaps: Rng,
     /// All paths are cut until then.
     cut_until: Time,
     /// Packets of others were put into a TUN of each host.
@@ -259,7 +270,8 @@ impl World {
             spins: 0,
             steering: {
                 let forces = setup.leaving == Leaving::Forced;
-                Steering::new(host as u64 + 1, 2 - host as u64, forces)
+                let strange = host == 1 && setup.between.translates;
+                Steering::new(host as u64 + 1, 2 - host as u64, forces, strange)
             },
             injected: Vec::new(),
             events: Vec::new(),
@@ -286,6 +298,10 @@ impl World {
             lures: BTreeMap::new(),
             last: BTreeMap::new(),
             by_pair: [BTreeMap::new(), BTreeMap::new()],
+            on_bump: [BTreeMap::new(), BTreeMap::new()],
+            shown: BTreeMap::new(),
+            excused: BTreeSet::new(),
+            mishaps: Rng::new(mix(seed ^ 0x5403)),
             cut_until: Time::ZERO,
             foreign: [false; 2],
             coverage: Coverage::default(),
@@ -498,16 +514,18 @@ impl World {
         } else {
             Vec::new()
         };
+        let is_lent = host == 1 && self.setup.between.translates;
+        let appears = if is_lent { LENT } else { addresses()[1 - host] };
         let peer = PeerConfig {
             public: PublicKey::from(&StaticSecret::from(private(self.seed, 1 - host))),
             preshared: self
                 .setup
                 .preshared
                 .then(|| Box::new(Secret::new(preshared(self.seed)))),
-            prefixes: addresses()[1 - host].map(Into::into).to_vec(),
+            prefixes: appears.map(Into::into).to_vec(),
             accept: vec![Opening::ANY],
             endpoints,
-            appears_as: Vec::new(),
+            appears_as: if is_lent { LENT.to_vec() } else { Vec::new() },
         };
         let config = NodeConfig {
             private: Box::new(StaticSecret::from(private(self.seed, host))),
@@ -636,8 +654,13 @@ impl World {
             Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
             Event::PeerUp { restarted, .. } => h.steering.on_peer_up(at, restarted),
             Event::PeerDown { .. } => h.steering.look_at_sessions(at),
-            Event::Renumbered { .. } => {
-                return Err(format!("nobody changes TCP's numbers: {event:?}"));
+            Event::Renumbered { bump, tuple } => {
+                if !self.setup.between.renumbers {
+                    return Err(format!("nobody changes TCP's numbers: {event:?}"));
+                }
+                self.coverage.note(Seen::Renumbered);
+                self.excused.extend(self.by_pair[host].get(&tuple));
+                h.steering.on_renumbered(at, bump, tuple);
             }
             _ => {}
         }
@@ -650,7 +673,7 @@ impl World {
         let steering = &mut self.hosts[host].steering;
         self.said.switches.extend(steering.take_sent());
         for packet in steering.take_knocks() {
-            self.send_plain(host, packet);
+            self.show(host, packet);
         }
     }
 }

@@ -158,16 +158,6 @@ pub(crate) async fn take_up(daemon: &Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has this host's kernel tell the peer's where the connections between them stand.
-pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> {
-    for (live, bump) in bumped(daemon).await? {
-        if live.peer == peer {
-            daemon.driver.solicit(bump, live.pair)?;
-        }
-    }
-    Ok(())
-}
-
 /// The connections that the data path carries, with their bumps.
 async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, BumpId)>> {
     let lives = daemon.connections().await?.into_iter();
@@ -221,13 +211,7 @@ async fn greet(daemon: &Daemon, peer: usize) {
     // How late it was when we called.
     daemon.events.note("save", daemon.save());
     tell_lacks(daemon, peer).await;
-    if let Err(error) = recover(daemon, peer).await {
-        daemon.warn_of_peer(peer, &format!("cannot ask the kernel to resend ({error:#}): connections may stall for some seconds"));
-    }
     tells::resync(daemon, peer).await;
-    if let Err(error) = recover(daemon, peer).await {
-        daemon.warn_of_peer(peer, &format!("cannot ask the kernel to resend ({error:#}): connections may stall for some seconds"));
-    }
 }
 
 /// A peer is told again no sooner.

@@ -11,13 +11,28 @@ use dibs_netem::{
 };
 use dibs_settings::{BumpId, Handshake};
 
-use super::{History, Leaving, Op, Order, PathSetup, Plan, Setup, preferences, ruled};
+use super::{
+    BETWEEN, History, Leaving, Op, Order, PathSetup, Plan, STRICT, Setup, between, preferences,
+    ruled,
+};
 use crate::adversary::Tamper;
 use crate::payload::Kind;
 
 impl History {
     /// The history of a seed.
+    ///
+    /// From [`BETWEEN`] on there are devices on the ordinary route, from [`STRICT`] on they follow or change TCP's numbers; the
+    /// rest is as of the seed that is so much lower.
     pub fn random(seed: u64) -> Self {
+        let Some(plain) = seed.checked_sub(BETWEEN) else {
+            return Self::drawn(seed);
+        };
+        let mut history = Self::drawn(plain % BETWEEN);
+        between::add(&mut Rng::new(mix(seed)), &mut history, seed >= STRICT);
+        history
+    }
+
+    fn drawn(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
         // By dice of its own, so that all else that a seed draws is as without it.
         let handshake = Handshake::ALL[mix(seed) as usize % Handshake::ALL.len()];
@@ -183,6 +198,7 @@ fn setup(rng: &mut Rng) -> Setup {
         marks: true,
         handshake: Handshake::Chained,
         leaving: Leaving::Forced,
+        between: Default::default(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 
 use dibs_settings::{BumpId, Level};
 
@@ -31,6 +32,8 @@ pub(super) struct Chains {
     pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
     pub(super) rules: Vec<Rule>,
+    /// Addresses of no peer, for which there are no rules.
+    pub(super) strange: Vec<IpAddr>,
     /// The peer has a session, for rules that prefer their bump.
     pub(super) answers: bool,
     /// Events so far.
@@ -74,15 +77,21 @@ impl Chains {
         self.events.retain(|(known, _)| known != pair);
     }
 
+    /// Rules for connections to the other end of this one.
+    fn rules_for(&self, pair: &FlowKey) -> impl Iterator<Item = &Rule> {
+        let is_strange = self.strange.contains(&pair.dst);
+        self.rules.iter().filter(move |_| !is_strange)
+    }
+
     /// The bump that a rule requires.
     pub(super) fn requires(&self, pair: &FlowKey) -> Option<BumpId> {
         let requires = |rule: &&Rule| rule.level == Level::Require && rule.means(pair);
-        self.rules.iter().find(requires).map(|rule| rule.bump)
+        self.rules_for(pair).find(requires).map(|rule| rule.bump)
     }
 
     /// The bump that the first rule has a connection on.
     pub(super) fn ruled(&self, pair: &FlowKey) -> Option<BumpId> {
-        let first = self.rules.iter().find(|rule| rule.means(pair));
+        let first = self.rules_for(pair).find(|rule| rule.means(pair));
         self.requires(pair).or(first.map(|rule| rule.bump))
     }
 
@@ -126,7 +135,7 @@ impl Chains {
     /// Way that a packet of the local kernel takes: OUTPUT's order.
     pub(super) fn way(&mut self, pair: &FlowKey) -> Way {
         let required = self.requires(pair);
-        let rule = self.rules.iter().find(|rule| rule.means(pair));
+        let rule = self.rules_for(pair).find(|rule| rule.means(pair));
         let rule = rule.filter(|rule| rule.level != Level::Prefer || self.answers);
         let ruled = rule.map(|rule| rule.bump);
         let bump = self.change(pair, |mark| {

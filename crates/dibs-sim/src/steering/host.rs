@@ -124,6 +124,8 @@ impl Daemon {
 #[derive(Default)]
 pub(super) struct Host {
     pub(super) me: Weak<Self>,
+    /// A router gives connections of the peer addresses that are not known to be the peer's.
+    pub(super) strange: bool,
     /// Names it in versions.
     pub(super) own: u64,
     /// Names the other one.
@@ -174,9 +176,15 @@ impl Drop for Turn<'_> {
 }
 
 impl Host {
-    pub(super) fn new(me: &Weak<Self>, own: u64, peer: u64, forces: bool) -> Self {
+    pub(super) fn new(
+        me: &Weak<Self>,
+        (own, peer): (u64, u64),
+        forces: bool,
+        strange: bool,
+    ) -> Self {
         Self {
             me: Weak::clone(me),
+            strange,
             own,
             peer,
             forces,
@@ -283,6 +291,7 @@ impl Host {
     pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
         let speaking = { found.iter() }.filter(|(_, found)| found.speaks || found.opens());
+        let speaking = speaking.filter(|(pair, _)| self.peer_of(pair).is_some());
         let live = |(pair, found): (&FlowKey, &Found)| {
             let (pair, socket) = (*pair, found.socket);
             Live(Meant { pair, socket })
@@ -291,7 +300,7 @@ impl Host {
     }
 
     pub(super) fn is_there(&self, conn: &Meant) -> bool {
-        self.socket(&conn.pair) == Some(conn.socket)
+        self.peer_of(&conn.pair).is_some() && self.socket(&conn.pair) == Some(conn.socket)
     }
 
     /// How the other end names its socket of a connection.
@@ -421,10 +430,12 @@ impl Host {
                 self.highest.borrow_mut().clear();
             }
         }
-        let chains = &mut *self.chains.borrow_mut();
-        chains.rules.clone_from(&daemon.rules);
-        chains.answers = false;
-        chains.events.clear();
+        {
+            let chains = &mut *self.chains.borrow_mut();
+            chains.rules.clone_from(&daemon.rules);
+            chains.answers = false;
+            chains.events.clear();
+        }
         daemon.look_at = Some(self.now.get() + LOOK_EVERY);
         daemon.session_at = Some(self.now.get());
         daemon.looks = Some(Looks::default());
@@ -436,6 +447,7 @@ impl Host {
         for (pair, known) in live.filter(|(pair, known)| self.socket(pair) == Some(known.socket)) {
             self.match_names(pair, known).expect("a model takes all");
         }
+        self.chains.borrow_mut().strange = self.strange_routers();
     }
 
     /// Takes up what an earlier run left, and follows conntrack.

@@ -34,6 +34,7 @@ use super::knocking::Plain;
 use super::ruling::Rule;
 use super::{CARRIED, LOOK_EVERY};
 use crate::coverage::Seen;
+use crate::world::ROUTER;
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -85,6 +86,14 @@ pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowK
 }
 
 impl Host {
+    /// Addresses of routers that are of no peer. One that a matched connection comes through is a host of the peer, as far as rules
+    /// go.
+    pub(super) fn strange_routers(&self) -> Vec<IpAddr> {
+        let matched = self.matched.borrow();
+        let is_strange = |at: &IpAddr| self.strange && !matched.keys().any(|pair| pair.dst == *at);
+        ROUTER.into_iter().filter(is_strange).collect()
+    }
+
     /// Connections of these that plain does not carry.
     async fn stuck(&self, lives: &[Live]) -> Kept {
         let refusals = knocks::refusals(self, lives).await;
@@ -120,8 +129,9 @@ impl Machine for Host {
         1
     }
 
-    fn peer_of(&self, _: &FlowKey) -> Option<usize> {
-        Some(0)
+    fn peer_of(&self, pair: &FlowKey) -> Option<usize> {
+        let is_known = !self.strange || !ROUTER.contains(&pair.dst) || self.is_matched(pair);
+        is_known.then_some(0)
     }
 
     fn hosts(&self, _: usize) -> Hosts {
@@ -244,6 +254,7 @@ impl Machine for Host {
         let (daemon, mut chains) = (self.daemon(), self.chains.borrow_mut());
         chains.rules.clone_from(&daemon.rules);
         chains.answers = daemon.answers;
+        chains.strange = self.strange_routers();
         Ok(())
     }
 
@@ -255,6 +266,7 @@ impl Machine for Host {
         let live = |pair: &FlowKey| {
             let socket = self.socket(pair)?;
             let pair = *pair;
+            self.peer_of(&pair)?;
             Some((pair, Live(Meant { pair, socket })))
         };
         Ok(pairs.iter().filter_map(live).collect())
@@ -425,6 +437,7 @@ impl Machine for Host {
     }
 
     fn match_names(&self, pair: FlowKey, known: Matched) -> Result<(), Unable> {
+        self.note(Seen::Matched);
         let matched = &mut *self.matched.borrow_mut();
         matched.retain(|_, other| other.theirs != known.theirs);
         matched.insert(pair, known);

@@ -38,7 +38,8 @@ pub(super) fn forge_plain(
     for _ in 0..count {
         let h = &world.hosts[host];
         let closed = h.steering.mark(&pair).locked || h.steering.requires(&pair).is_some();
-        let Some(real) = world.last.get(&pair.reversed()).filter(|_| closed) else {
+        let far = world.conns[conn].pairs[1 - host];
+        let Some(real) = world.last.get(&far).filter(|_| closed) else {
             return Ok(());
         };
         let dice = &mut world.rng;
@@ -60,6 +61,7 @@ pub(super) fn forge_plain(
         };
         let window = dice.pick(&[0, 1, 65_535]);
         let packet = offload::rewrite(real, |headers, payload| {
+            headers.tuple = pair.reversed();
             headers.seq = headers.seq.add(payload.len() as u32).add(far);
             headers.ack = headers.ack.add(ahead);
             headers.flags = kind;

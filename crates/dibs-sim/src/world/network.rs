@@ -1,6 +1,6 @@
 //! Between the hosts: the paths with who sits on them, and the ordinary route.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -8,26 +8,27 @@ use dibs_core::Time;
 use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
 use dibs_core::session::Integrity;
-use dibs_netem::rng::{Rng, mix};
-use dibs_netem::{Cause, Conditions, Emulator, Fate};
+use dibs_netem::rng::mix;
+use dibs_netem::{Cause, Fate};
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 use dibs_wire::packet::flags;
 
+use super::route::Crossed;
 use super::{World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
-use crate::history::{Leaving, Setup, name, on};
+use crate::history::{Between, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
 use crate::steering::{At, Sockets};
 
-/// Plain packets that somebody on the ordinary route remembers.
-const PLAIN_SEEN: usize = 64;
 /// What may go to an unproved address beyond three times what came from it: frames that were on
 /// their way there already.
 const SLACK: u64 = 1500;
+/// Time after which a connection that came from plain has to be seen to be carried there.
+const PROVED: Duration = Duration::from_secs(120);
 /// Of so many datagrams a router marks one for congestion.
 const MARKED: u64 = 64;
 /// Where a datagram without effect is counted.
@@ -64,70 +65,14 @@ const DROPS: [Counter; 26] = [
 pub(super) enum What {
     Datagram(Put),
     Packet(Vec<u8>),
+    /// What the other host's daemon sent in plain.
+    Shown(Vec<u8>),
 }
 
 /// The same, to a host.
 pub(super) struct Arrival {
     pub(super) host: usize,
     pub(super) what: What,
-}
-
-/// The ordinary route between the hosts, and somebody on it who remembers.
-pub(super) struct PlainRoute {
-    /// By sending host.
-    emulators: [Emulator; 2],
-    conditions: Conditions,
-    /// The connections that a firewall has seen begin, as host 0 sends, if there is one.
-    known: Option<BTreeSet<FlowKey>>,
-    /// The latest packets, with the host that they went to.
-    seen: VecDeque<(usize, Vec<u8>)>,
-}
-
-impl PlainRoute {
-    pub(super) fn new(rng: &mut Rng, setup: &Setup) -> Self {
-        Self {
-            emulators: [(); 2].map(|()| Emulator::new(rng.word())),
-            conditions: setup.direct.clone(),
-            known: (setup.leaving == Leaving::Firewalled).then(BTreeSet::new),
-            seen: VecDeque::new(),
-        }
-    }
-
-    /// True if a firewall lets a packet of `host` pass.
-    fn passes(&mut self, host: usize, packet: &[u8]) -> bool {
-        let segment = self.known.as_mut().zip(offload::tcp(packet));
-        let Some((known, segment)) = segment else {
-            return true;
-        };
-        let pair = match host {
-            0 => segment.tuple,
-            _ => segment.tuple.reversed(),
-        };
-        if segment.has(flags::SYN) {
-            known.insert(pair);
-        }
-        known.contains(&pair)
-    }
-
-    /// When a packet of `host` arrives, if it does.
-    fn send(&mut self, host: usize, now: Duration, packet: &[u8]) -> Option<Duration> {
-        if self.seen.len() == PLAIN_SEEN {
-            self.seen.pop_front();
-        }
-        self.seen.push_back((1 - host, packet.to_vec()));
-        match self.emulators[host].enter(&self.conditions, now, packet.len()) {
-            Fate::Delivered(delivery) => Some(delivery.at),
-            Fate::Dropped(_) => None,
-        }
-    }
-
-    /// One of the latest packets, and the host that it went to.
-    pub(super) fn draw(&self, rng: &mut Rng) -> Option<(usize, &[u8])> {
-        let seen = self.seen.len().checked_sub(1)?;
-        let at = rng.below(seen as u64 + 1) as usize;
-        let (to, packet) = &self.seen[at];
-        Some((*to, packet))
-    }
 }
 
 impl World {
@@ -138,6 +83,12 @@ impl World {
         }
         match what {
             What::Packet(packet) => self.arrive_plain(host, packet),
+            What::Shown(packet) => {
+                let shown = offload::tcp(&packet).map(|s| s.tuple.reversed());
+                let conn = shown.and_then(|pair| self.conn_of(host, &pair));
+                self.shown.extend(conn.map(|conn| (conn, self.now)));
+                self.arrive_plain(host, packet)
+            }
             What::Datagram(put) => self.arrive_datagram(put),
         }
     }
@@ -146,6 +97,9 @@ impl World {
         self.hear_plain(host, &packet);
         if let Some(s) = offload::tcp(&packet) {
             let pair = s.tuple.reversed();
+            if !self.is_called(host, &pair, s.has(flags::SYN)) {
+                return Ok(());
+            }
             let follow = self.follows(host, &pair);
             if !self.hosts[host].steering.admits(&pair, Way::Plain, follow) {
                 return Ok(());
@@ -182,7 +136,25 @@ impl World {
     /// Whether what comes by a bump pulls a connection there. Where only one end requires the bump,
     /// it has to.
     fn follows(&self, host: usize, pair: &FlowKey) -> bool {
-        self.setup.follow || self.required(1 - host, &pair.reversed()).is_some()
+        self.setup.follow || self.required(1 - host, &self.far(host, pair)).is_some()
+    }
+
+    /// A host's connection as the other one calls it, as that one sends.
+    pub(super) fn far(&self, host: usize, pair: &FlowKey) -> FlowKey {
+        let conn = self.conn_of(host, pair);
+        conn.map_or_else(|| pair.reversed(), |conn| self.conns[conn].pairs[1 - host])
+    }
+
+    /// True if a host's kernel calls its connection so. The first call decides which of two names it has.
+    fn is_called(&mut self, host: usize, pair: &FlowKey, calls: bool) -> bool {
+        let Some(conn) = self.conn_of(host, pair) else {
+            return true;
+        };
+        let conn = &mut self.conns[conn];
+        if calls && conn.listens(host, &self.hosts[host].kernel) {
+            conn.pairs[host] = *pair;
+        }
+        conn.pairs[host] == *pair
     }
 
     /// The latest connection of these ends.
@@ -271,14 +243,26 @@ impl World {
             let required = self.required(host, &pair);
             match self.hosts[host].steering.way(&pair) {
                 Way::Bump(bump) if required.is_none_or(|required| required == bump) => {
+                    self.on_bump[host].entry(pair).or_insert(self.now);
                     bumped.entry(bump).or_default().push(packet);
                 }
                 Way::Plain if required.is_none() => {
                     let has_data = offload::tcp(&packet).is_some_and(|s| !s.payload.is_empty());
                     // What another program does is not ours, until we could put it right.
-                    let is_lost = self.hosts[1 - host].steering.is_lost(&pair.reversed());
+                    let far = self.far(host, &pair);
+                    let is_lost = self.hosts[1 - host].steering.is_lost(&far);
                     let is_ours = !(is_lost || self.hosts[host].steering.is_by_others(&pair));
-                    if !self.send_plain(host, packet) && has_data && is_ours {
+                    let since = self.on_bump[host].remove(&pair);
+                    // What ended is reset by whichever way.
+                    let ended = offload::tcp(&packet).is_some_and(|s| s.has(flags::RST));
+                    if let Some(since) = since.filter(|_| is_ours && !ended) {
+                        self.check_leaving(host, &pair, since)?;
+                    }
+                    if !self.send_plain(host, packet)
+                        && has_data
+                        && is_ours
+                        && !self.setup.between.tracks
+                    {
                         return Err(format!(
                             "{} sent data in plain that plain does not carry",
                             name(host)
@@ -314,17 +298,102 @@ impl World {
         }
     }
 
-    /// Sends a packet by the ordinary route. False if a firewall drops it.
+    /// That a connection goes to plain by our doing only if plain was seen to carry it since it is on a bump.
+    fn check_leaving(&self, host: usize, pair: &FlowKey, since: Time) -> Result<(), String> {
+        let conn = self.conn_of(host, pair);
+        let is_open = self.setup.between == Between::default();
+        let Some(conn) = conn.filter(|conn| !is_open && !self.conns[*conn].aborted) else {
+            return Ok(());
+        };
+        let began = self.conns[conn].plan.bump[self.conns[conn].plan.client].is_some();
+        let is_fresh = !began && self.now.since(since) < PROVED;
+        let is_shown = self.shown.get(&conn).is_some_and(|at| *at >= since);
+        if is_fresh || is_shown || self.excused.contains(&conn) {
+            return Ok(());
+        }
+        Err(format!(
+            "{} took {pair} to plain, of which nothing had arrived there since {since:?}",
+            name(host)
+        ))
+    }
+
+    /// Sends a packet by the ordinary route. False if a device on the way drops it.
     pub(super) fn send_plain(&mut self, host: usize, packet: Vec<u8>) -> bool {
+        self.cross(host, packet).is_some_and(|packet| {
+            let now = self.now.since(Time::ZERO);
+            if let Some(at) = self.plain.send(host, now, &packet) {
+                self.schedule(1 - host, at, What::Packet(packet));
+            }
+            true
+        })
+    }
+
+    /// Packet of `host` as it comes to the other one, unless a device on the way drops it.
+    fn cross(&mut self, host: usize, packet: Vec<u8>) -> Option<Vec<u8>> {
         let now = self.now.since(Time::ZERO);
-        if !self.plain.passes(host, &packet) {
-            self.coverage.note(Seen::FirewallDropped);
-            return false;
+        match self.plain.cross(host, packet, now) {
+            Crossed::Passes(packet) => Some(packet),
+            Crossed::Dropped(reset) => {
+                self.coverage.note(Seen::FirewallDropped);
+                if let Some(reset) = reset {
+                    self.coverage.note(Seen::RouterReset);
+                    self.schedule(host, now + Duration::from_millis(1), What::Packet(reset));
+                }
+                None
+            }
         }
-        if let Some(at) = self.plain.send(host, now, &packet) {
-            self.schedule(1 - host, at, What::Packet(packet));
+    }
+
+    /// Sends a packet of a host's daemon by the ordinary route, where it may be lost, late or doubled, and somebody may send the
+    /// like.
+    pub(super) fn show(&mut self, host: usize, packet: Vec<u8>) {
+        let Some(packet) = self.cross(host, packet) else {
+            return;
+        };
+        let now = self.now.since(Time::ZERO);
+        let sent = self.plain.send(host, now, &packet);
+        let Between {
+            lost, late, forges, ..
+        } = self.setup.between;
+        if forges {
+            self.forge_shown(1 - host, &packet);
         }
-        true
+        let Some(at) = sent.filter(|_| !self.mishaps.chance(lost)) else {
+            return;
+        };
+        let mut at = vec![at];
+        if let Some(late) = late {
+            self.coverage.note(Seen::ShownLate);
+            let by = late.mul_f64(self.mishaps.unit());
+            match self.mishaps.chance(0.5) {
+                true => at.push(at[0] + by),
+                false => at[0] += by,
+            }
+        }
+        for at in at {
+            self.schedule(1 - host, at, What::Shown(packet.clone()));
+        }
+    }
+
+    /// Somebody sends a host the like of a packet that the other one's daemon sends: under the ends of another connection, or
+    /// with other numbers.
+    fn forge_shown(&mut self, host: usize, packet: &[u8]) {
+        let dice = &mut self.mishaps;
+        let others: Vec<FlowKey> = self.conns.iter().map(|conn| conn.pairs[host]).collect();
+        let (under, far) = (dice.chance(0.7), dice.pick(&[1, 1000, 1 << 31, u32::MAX]));
+        let late = Duration::from_micros(dice.magnitude(1, 3_000_000));
+        let other = dice.pick(&others).reversed();
+        let forged = offload::rewrite(packet, |headers, payload| match under {
+            true => headers.tuple = other,
+            // A byte would be data to a connection in plain.
+            false => {
+                headers.seq = headers.seq.add(far);
+                payload.clear();
+            }
+        });
+        self.coverage.note(Seen::ShownForged);
+        let at = self.now.since(Time::ZERO) + late;
+        self.schedule(host, at, What::Packet(forged));
     }
 
     pub(super) fn schedule(&mut self, host: usize, at: Duration, what: What) {
@@ -346,9 +415,13 @@ impl World {
                 continue;
             };
             let pair = s.tuple.reversed();
-            if s.has(dibs_wire::packet::flags::URG) {
+            if !self.is_called(host, &pair, s.has(flags::SYN)) {
+                continue;
+            }
+            if s.has(flags::URG) {
                 let at = s.seq.add(u32::from(s.urgent));
-                if !self.hosts[1 - host].kernel.said_urgent(&s.tuple, at) {
+                let far = self.far(host, &pair);
+                if !self.hosts[1 - host].kernel.said_urgent(&far, at) {
                     return Err(format!("an urgent pointer to {} that nobody set", at.raw()));
                 }
             }

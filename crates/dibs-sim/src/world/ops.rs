@@ -8,10 +8,11 @@ use dibs_switch::conns::Meant;
 use etherparse::{PacketBuilder, TcpHeader};
 use smoltcp::socket::tcp::State;
 
+use super::route::{lent, translated};
 use super::{World, addresses, attacks};
 use crate::conn::Conn;
 use crate::coverage::Seen;
-use crate::history::{Leaving, Op, calm};
+use crate::history::{Between, Leaving, Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
 use crate::steering::{At, Sockets};
@@ -43,12 +44,20 @@ impl World {
                 let [a, b] = &mut self.hosts;
                 let kernels = [&mut a.kernel, &mut b.kernel];
                 let conn = Conn::open(number, *plan, ports, addresses(), kernels);
-                for (host, pair) in conn.pairs.iter().enumerate() {
+                let [here, there] = conn.pairs;
+                let names = match self.setup.between.translates {
+                    // A connection that begins in plain, and one that begins on a bump.
+                    true => vec![(0, here), (1, translated(&here)), (1, lent(&here))],
+                    false => vec![(0, here), (1, there)],
+                };
+                for (host, pair) in names {
                     let (bump, required) = (plan.bump[host], plan.require[host]);
-                    self.hosts[host].steering.open(*pair, bump, required);
-                    self.by_pair[host].insert(*pair, number);
-                    self.last.remove(pair);
+                    self.hosts[host].steering.open(pair, bump, required);
+                    self.by_pair[host].insert(pair, number);
+                    self.on_bump[host].remove(&pair);
+                    self.last.remove(&pair);
                 }
+                self.shown.remove(&number);
                 self.conns.push(conn);
                 self.coverage.note(Seen::Opened);
             }
@@ -62,9 +71,11 @@ impl World {
             }
             Op::Mark(conn, host, bump, chosen) => {
                 let pair = self.conns[*conn].pairs[*host];
+                let may = !self.begins(&self.conns[*conn]);
                 let h = &mut self.hosts[*host];
-                if self.by_pair[*host].get(&pair) == Some(conn) && h.asleep_until <= now {
+                if may && self.by_pair[*host].get(&pair) == Some(conn) && h.asleep_until <= now {
                     h.steering.set_by_hand(pair, *bump, *chosen);
+                    self.excused.insert(*conn);
                 }
             }
             Op::Choose(conn, host, bump) => {
@@ -91,7 +102,9 @@ impl World {
                 // What the far end requires and this one only followed stalls until the far end
                 // speaks again.
                 let (conns, pairs) = (&self.conns, &self.by_pair[*host]);
-                let stays = self.setup.leaving == Leaving::Firewalled || !self.setup.follow;
+                let is_open = self.setup.between == Between::default();
+                let stays =
+                    self.setup.leaving == Leaving::Firewalled || !is_open || !self.setup.follow;
                 let kept = |pair: &_| {
                     let conn = pairs.get(pair).map(|c| &conns[*c]);
                     stays || conn.is_some_and(|c| c.plan.require[1 - host].is_some())
@@ -175,7 +188,12 @@ impl World {
                 self.tun(*host, *bump, &offload::plain_frame(&packet));
             }
             Op::Attack(host, count) => attacks::attack(self, *host, *count)?,
-            Op::Rules(host, rules) => self.hosts[*host].steering.want_rules(rules.clone()),
+            Op::Rules(host, rules) => {
+                let calls = |conn: &Conn| !conn.is_done() && self.begins(conn);
+                if !self.conns.iter().any(calls) {
+                    self.hosts[*host].steering.want_rules(rules.clone());
+                }
+            }
             Op::Wish(host, wish) => self.hosts[*host].wish(now, wish),
             Op::Control(host, len) => {
                 let mut message = vec![0; *len];
@@ -224,6 +242,10 @@ impl World {
             conn.remove([&mut a.kernel, &mut b.kernel]);
             a.steering.forget(&conn.pairs[0]);
             b.steering.forget(&conn.pairs[1]);
+            for other in [translated(&conn.pairs[0]), lent(&conn.pairs[0])] {
+                b.steering.forget(&other);
+                self.by_pair[1].remove(&other);
+            }
             // Nothing is required of it any more, were the next one of the other family.
             self.by_pair[0].remove(&conn.pairs[0]);
             self.by_pair[1].remove(&conn.pairs[1]);
@@ -231,12 +253,25 @@ impl World {
         Some(ports)
     }
 
+    /// True if a call would change its way: it would come by another name, or with other numbers.
+    fn begins(&self, conn: &Conn) -> bool {
+        let is_open = |host: usize| conn.is_open(host, &self.hosts[host].kernel);
+        let Between {
+            translates,
+            renumbers,
+            ..
+        } = self.setup.between;
+        (translates || renumbers) && !(is_open(0) && is_open(1))
+    }
+
     /// A user moves a connection, if there is one and a daemon; true if so.
     fn choose(&mut self, conn: usize, host: usize, bump: Option<BumpId>) -> bool {
         let now = self.now;
-        let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
+        let conn = &self.conns[conn];
         // An end that only listens has no connection yet.
-        let is_found = ![State::Closed, State::Listen].contains(&conn.state(host, &h.kernel));
+        let state = conn.state(host, &self.hosts[host].kernel);
+        let is_found = ![State::Closed, State::Listen].contains(&state) && !self.begins(conn);
+        let h = &mut self.hosts[host];
         let awake = h.asleep_until <= now && is_found;
         let Some(node) = h.node.as_mut().filter(|_| awake) else {
             return false;

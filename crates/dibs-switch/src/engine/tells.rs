@@ -5,7 +5,7 @@ use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use super::asks::{ROUND, ask_switch};
-use super::{Machine, News, Task, or_warn, switches, update};
+use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant};
 use crate::messages::{Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
@@ -91,6 +91,7 @@ async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
 /// Tells a peer, whose session is new, all that concerns it, until it has answered; then carries out what rules here say
 /// of the connections with it.
 pub async fn resync<M: Machine>(m: &M, peer: usize) {
+    recover(m, peer).await;
     while let Err(error) = tell_all(m, peer).await {
         // It is told with the next session.
         if !matches!(error, Unanswered::Silent | Unanswered::Full) {
@@ -99,4 +100,16 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
         m.sleep(TELL_AGAIN).await;
     }
     or_warn(m, super::rules::follow_at_peer(m, peer).await);
+    recover(m, peer).await;
+}
+
+/// Has this host's kernel tell a peer's where the connections between them stand.
+async fn recover<M: Machine>(m: &M, peer: usize) {
+    let lives = or_warn(m, m.lives().await).unwrap_or_default();
+    for live in lives
+        .iter()
+        .filter(|live| live.peer() == peer && !live.is_over())
+    {
+        m.solicit(&live.pair(), stands_on(m, live));
+    }
 }
