@@ -65,30 +65,30 @@ pub struct Setup {
     pub marks: bool,
     /// How connections leave their bumps for plain.
     pub leaving: Leaving,
-    /// What is on the ordinary route.
+    /// Devices and attackers on the ordinary route.
     pub between: Between,
 }
 
 /// Devices and attackers on the ordinary route.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Between {
-    /// A router gives connections of host 0 another address.
+    /// True if a router gives connections of host 0 another address.
     pub translates: bool,
-    /// It follows TCP's numbers, and drops what does not fit.
+    /// True if it follows TCP's numbers, and drops what does not fit.
     pub tracks: bool,
-    /// It forgets connections that are idle for so long.
+    /// Time after which it forgets a connection that is idle.
     pub forgets: Option<Duration>,
-    /// It takes up a connection in its midst that goes on from its side.
+    /// True if it takes up a connection in its midst that goes on from its side.
     pub adopts: bool,
-    /// It answers what it drops with a reset.
+    /// True if it answers what it drops with a reset.
     pub resets: bool,
-    /// A firewall gives connections other numbers.
+    /// True if a firewall gives connections other numbers.
     pub renumbers: bool,
     /// Share of what daemons send in plain that is lost.
     pub lost: f64,
-    /// It is late, or comes twice, by up to so much.
+    /// Most by which it is late, or comes twice.
     pub late: Option<Duration>,
-    /// Somebody sends the like of it.
+    /// True if somebody sends the like of it.
     pub forges: bool,
 }
 
