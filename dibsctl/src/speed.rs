@@ -51,7 +51,7 @@ struct Speed {
     all: Option<Row>,
 }
 
-/// What paths carried.
+/// Rates and round trips of a path, or of all at once.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Row {
     name: String,
@@ -63,7 +63,7 @@ struct Row {
     down_us: Option<u64>,
     /// Round trip under load to the peer.
     up_us: Option<u64>,
-    /// Why it was not measured.
+    /// Reason for which it was not measured.
     why: Option<String>,
 }
 

@@ -21,7 +21,7 @@ pub struct Measure {
 /// Counts of the paths of a [`Measure`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// When they had, in seconds of a steady clock.
+    /// Time of these counts, in seconds of a steady clock.
     pub at: f64,
     /// Paths that carry data now.
     pub paths: Vec<PathCount>,

@@ -110,7 +110,7 @@ seen! {
     RouterReset = "plain: reset by a router",
     /// A firewall had changed a connection's numbers, which the data path found.
     Renumbered = "plain: renumbered",
-    /// What a daemon sent in plain was late, or came twice.
+    /// Packet of a daemon in plain that was late, or came twice.
     ShownLate = "plain: shown late or twice",
     /// Somebody sent the like of what a daemon sent in plain.
     ShownForged = "plain: shown by others",

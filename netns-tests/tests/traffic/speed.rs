@@ -69,7 +69,7 @@ fn interrupted(net: &Net) -> Result<()> {
     })
 }
 
-/// What costs something is measured only if it is named, whoever it costs.
+/// Paths that cost something are measured only if they are named, whoever they cost.
 fn spared(net: &Net) -> Result<()> {
     net.a.ctl(&["path", "role", "wlan", "backup"])?;
     net.b.ctl(&["path", "limit", "eth", "--data-cap", "1 TB"])?;

@@ -65,7 +65,7 @@ const DROPS: [Counter; 26] = [
 pub(super) enum What {
     Datagram(Put),
     Packet(Vec<u8>),
-    /// What the other host's daemon sent in plain.
+    /// Packets that the other host's daemon sent in plain.
     Shown(Vec<u8>),
 }
 
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// That a connection goes to plain by our doing only if plain was seen to carry it since it is on a bump.
+    /// Proof that a connection goes to plain by our doing only if plain was seen to carry it since it is on a bump.
     fn check_leaving(&self, host: usize, pair: &FlowKey, since: Time) -> Result<(), String> {
         let conn = self.conn_of(host, pair);
         let is_open = self.setup.between == Between::default();

@@ -64,7 +64,7 @@ struct Entry {
     sides: [Side; 2],
     /// Time at which something of it last passed.
     used: Duration,
-    /// It was taken up in its midst: any number fits.
+    /// Connection taken up in its midst: any number fits.
     is_adopted: bool,
 }
 
@@ -119,15 +119,15 @@ impl Entry {
 
 /// Packet behind the devices on the route.
 pub(super) enum Crossed {
-    /// It goes on, as the other host sees it.
+    /// Packet that goes on, as the other host sees it.
     Passes(Vec<u8>),
-    /// It is dropped; its sender may get this for it.
+    /// Packet that is dropped; its sender may get this for it.
     Dropped(Option<Vec<u8>>),
 }
 
 /// The ordinary route between the hosts.
 pub(super) struct PlainRoute {
-    /// By sending host.
+    /// Emulators of each way, by sending host.
     emulators: [Emulator; 2],
     conditions: Conditions,
     /// The connections that a firewall has seen begin, as host 0 sends, if there is one.
@@ -290,7 +290,7 @@ impl PlainRoute {
         true
     }
 
-    /// When a packet of `host`, which the other one sees so, arrives, if it does.
+    /// Time at which a packet of `host`, which the other one sees so, arrives, if it does.
     pub(super) fn send(&mut self, host: usize, now: Duration, packet: &[u8]) -> Option<Duration> {
         if self.seen.len() == PLAIN_SEEN {
             self.seen.pop_front();
@@ -302,7 +302,7 @@ impl PlainRoute {
         }
     }
 
-    /// One of the latest packets, and the host that it went to.
+    /// Copy of one of the latest packets, and the host that it went to.
     pub(super) fn draw(&self, rng: &mut Rng) -> Option<(usize, &[u8])> {
         let seen = self.seen.len().checked_sub(1)?;
         let at = rng.below(seen as u64 + 1) as usize;

@@ -269,7 +269,7 @@ impl Late {
     }
 }
 
-/// When one of these has something to do.
+/// Time at which one of these has something to do.
 fn due(knocks: &Knocks) -> Option<Time> {
     knocks.values().filter_map(Knock::due).min()
 }

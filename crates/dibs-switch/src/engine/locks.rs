@@ -28,7 +28,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// When the next one is due.
+    /// Time at which the next one is due.
     pub fn due(&self, conns: &ConnTable) -> Time {
         { conns.next_lock() }.map_or(self.next, |due| due.min(self.next))
     }

@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(outcomes(&open), [(None, Outcome::Ok)]);
     }
 
-    /// What Docker, ufw and firewalld drop of what an exit or a gateway forwards, each with the way to let it through.
+    /// Drops by Docker, ufw and firewalld of what an exit or a gateway forwards, each with the way to let it through.
     #[test]
     fn a_firewall_that_forwards_for_nobody_is_told() {
         let docker = ":FORWARD DROP [0:0]\n:DOCKER - [0:0]\n:DOCKER-USER - [0:0]\n\
