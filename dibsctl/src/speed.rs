@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::output::show;
 use crate::table::{Table, table};
-use crate::units::{micros, printable, rate};
+use crate::units::{micros, printable, rate, seconds};
 
 /// Between two looks. Load is asked for as often; it would end after 2 s.
 const LOOK: Duration = Duration::from_millis(200);
@@ -30,16 +30,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     path: Option<String>,
     /// Seconds for all measurements together
-    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = |text: &str| seconds(text, 1.0..=600.0))]
     time: f64,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match (1.0..=600.0).contains(&seconds) {
-        true => Ok(seconds),
-        false => Err("from 1 to 600 seconds".to_owned()),
-    }
 }
 
 /// Paths to a peer. Rates are bytes of datagrams a second.
@@ -94,8 +86,7 @@ pub(crate) fn run(options: &Options, socket: &Path, json: bool) -> Result<()> {
 /// The peer that is named, or the one that is meant.
 fn choose(name: Option<&str>, peers: &[PeerInfo]) -> Result<String> {
     let names = || peers.iter().map(|peer| &*peer.name);
-    let is_exit = |peer: &&PeerInfo| peer.addresses.iter().any(|net| net.prefix_len() == 0);
-    let mut exits = peers.iter().filter(is_exit);
+    let mut exits = peers.iter().filter(|peer| peer.is_exit());
     let found = match (name, peers) {
         (Some(name), _) => peers.iter().find(|peer| peer.name == name),
         (None, [only]) => Some(only),

@@ -13,6 +13,7 @@ use dibs_control::Client;
 use ratatui::DefaultTerminal;
 
 use crate::output::{show, unix_now};
+use crate::units::seconds;
 use draw::Screen;
 use model::{Order, Sample, Sort, View};
 
@@ -29,16 +30,8 @@ pub(crate) struct Options {
     #[arg(long)]
     reverse: bool,
     /// Seconds between two measurements
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = |text: &str| seconds(text, 0.1..=3600.0))]
     interval: f64,
-}
-
-fn interval(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match (0.1..=3600.0).contains(&seconds) {
-        true => Ok(seconds),
-        false => Err("from 0.1 to 3600 seconds".to_owned()),
-    }
 }
 
 /// Shows it until the user has enough, or once.

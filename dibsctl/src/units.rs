@@ -1,5 +1,7 @@
 //! Numbers that people read.
 
+use std::ops::RangeInclusive;
+
 /// `1 path`, `2 paths`
 pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
@@ -47,6 +49,19 @@ pub fn age(seconds: u64) -> String {
         () if hours > 0 => format!("{hours}h{}m", minutes % 60),
         () if minutes > 0 => format!("{minutes}m{}s", seconds % 60),
         () => format!("{seconds}s"),
+    }
+}
+
+/// Seconds that an option gives, within limits.
+pub fn seconds(text: &str, limits: RangeInclusive<f64>) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match limits.contains(&seconds) {
+        true => Ok(seconds),
+        false => Err(format!(
+            "from {} to {} seconds",
+            limits.start(),
+            limits.end()
+        )),
     }
 }
 

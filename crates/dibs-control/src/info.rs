@@ -133,6 +133,13 @@ pub struct PeerInfo {
     pub reason: Option<String>,
 }
 
+impl PeerInfo {
+    /// True if the Internet is behind it.
+    pub fn is_exit(&self) -> bool {
+        self.addresses.iter().any(|net| net.prefix_len() == 0)
+    }
+}
+
 /// Place where a peer listens, seen from one of this host's paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointInfo {

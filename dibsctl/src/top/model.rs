@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use clap::ValueEnum as _;
-use dibs_control::{ConnId, ConnInfo, PathInfo, PathState, PeerInfo, Status};
+use dibs_control::{ConnId, ConnInfo, PathInfo, PathState, Status};
 
 use crate::render::process;
 use crate::table::{Table, table};
@@ -264,8 +264,7 @@ impl DeviceRow {
 
 /// Names of peers that lead to the Internet.
 fn exits(status: &Status) -> Vec<&str> {
-    let leads_there = |peer: &&PeerInfo| peer.addresses.iter().any(|net| net.prefix_len() == 0);
-    let exits = status.peers.iter().filter(leads_there);
+    let exits = status.peers.iter().filter(|peer| peer.is_exit());
     exits.map(|peer| &*peer.name).collect()
 }
 
