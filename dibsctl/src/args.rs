@@ -20,7 +20,6 @@ use crate::{speed, top};
 #[command(
     name = "dibsctl",
     version,
-    disable_help_subcommand = true,
     after_help = "Examples:\n  dibsctl enable --dport 5432     protect the open connections to port 5432\n  \
         dibsctl doctor                  find out why something does not work"
 )]

@@ -269,7 +269,7 @@ fn follow(json: bool, client: Client) -> Result<()> {
 }
 
 fn man(directory: &Path) -> Result<()> {
-    let mut command = Args::command();
+    let mut command = Args::command().disable_help_subcommand(true);
     command.build();
     pages(&command, directory)
         .with_context(|| format!("cannot write the manual to {}", directory.display()))
