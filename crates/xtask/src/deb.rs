@@ -35,11 +35,13 @@ pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
         some => some.to_vec(),
     };
     for arch in all {
+        let is_tried = is_tried && arch.is_native();
         build(arch)?;
-        let package = package(arch, VERSION)?;
+        let later = is_tried.then(|| later(arch)).transpose()?;
+        let package = package(arch, VERSION, "debian")?;
         println!("{}", package.display());
-        if is_tried && arch.is_native() {
-            trial::run_all(arch, &package, &later(arch)?)?;
+        if let Some(later) = later {
+            trial::run_all(arch, &package, &later)?;
         }
     }
     Ok(())
@@ -48,12 +50,14 @@ pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
 /// The package for such a processor, and a later one to upgrade to.
 pub(crate) fn to_try(arch: Arch) -> Result<(PathBuf, PathBuf)> {
     build(arch)?;
-    Ok((package(arch, VERSION)?, later(arch)?))
+    let later = later(arch)?;
+    Ok((package(arch, VERSION, "debian")?, later))
 }
 
-/// The same package, called a later version.
+/// The same package, called a later version. Made first and elsewhere, because cargo-deb deletes all other versions
+/// in `target/debian`.
 fn later(arch: Arch) -> Result<PathBuf> {
-    package(arch, &format!("{VERSION}+later"))
+    package(arch, &format!("{VERSION}+later"), "debian/later")
 }
 
 /// Builds the programs, and has those for this processor write the manual and the completions.
@@ -78,9 +82,10 @@ fn build(arch: Arch) -> Result<()> {
     }
 }
 
-/// Makes `dibs_VERSION_ARCH.deb` of what was built.
-fn package(arch: Arch, version: &str) -> Result<PathBuf> {
-    let tool = workspace().join(format!("target/tools/cargo-deb-{CARGO_DEB}"));
+/// Makes `dibs_VERSION_ARCH.deb` of what was built, in a directory below `target`.
+fn package(arch: Arch, version: &str, directory: &str) -> Result<PathBuf> {
+    let target = workspace().join("target");
+    let tool = target.join(format!("tools/cargo-deb-{CARGO_DEB}"));
     if !tool.join("bin/cargo-deb").exists() {
         let root = tool.display().to_string();
         cargo(&[
@@ -94,7 +99,7 @@ fn package(arch: Arch, version: &str) -> Result<PathBuf> {
         ])?;
     }
     let name = format!("dibs_{version}_{}.deb", arch.debian());
-    let file = workspace().join("target/debian").join(name);
+    let file = target.join(directory).join(name);
     let mut command = Command::new(tool.join("bin/cargo-deb"));
     command.current_dir(workspace());
     command.args([
