@@ -88,8 +88,8 @@ use() {
     on b dibsctl init --config $b --peer "$of_a" | tee /try/b.out
     of_b=$(sed -n 's/.*--peer //p' /try/b.out)
     on a dibsctl init --peer "$of_b"
-    # They share a file system here.
-    sed -i 's|^\[daemon\]|&\ncontrol_socket = "/run/dibs/b.sock"\nstate_dir = "/var/lib/dibs/b"|' $b
+    # They share a file system here; init gave b a state_dir of its own.
+    sed -i 's|^\[daemon\]|&\ncontrol_socket = "/run/dibs/b.sock"|' $b
     start a $a $socket_a
     start b $b $socket_b
     await "the session" established a $socket_a

@@ -77,7 +77,7 @@ first() {
     on_b dibsctl init --config /etc/dibs/b/dibsd.toml --peer "$of_a" >/try/b.out
     of_b=$(sed -n 's/.*--peer //p' /try/b.out)
     dibsctl init --peer "$of_b"
-    sed -i 's|^\[daemon\]|&\ncontrol_socket = "/run/dibs-b.sock"\nstate_dir = "/var/lib/dibs-b"|' /etc/dibs/b/dibsd.toml
+    sed -i 's|^\[daemon\]|&\ncontrol_socket = "/run/dibs-b.sock"|' /etc/dibs/b/dibsd.toml
     printf '\n[[rule]]\nbump = "seal"\nprotocol = "tcp"\ndport = 7100\n' >>/etc/dibs/dibsd.toml
     systemctl enable dibsd dibs-guard
     systemctl start dibs-guard dibsd
