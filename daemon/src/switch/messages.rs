@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use crate::data::{Notice, Notices};
 use crate::host::process::wall;
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, listing, marking, sessions, startup, steering};
+use crate::switch::{Daemon, Task, marking, paths, sessions, startup, steering};
 
 /// Where one peer's questions wait for their turn.
 struct Desk {
@@ -189,7 +189,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
         Event::Path { peer, path, state } => {
             let name = daemon.config.paths[path].name.clone();
             let peer = daemon.peer_name(peer).to_owned();
-            let because = listing::because(daemon, path, state);
+            let because = paths::because(daemon, path, state);
             daemon.events.tell(
                 "path",
                 format!("path {name} to peer {peer} is {state}{because}"),
