@@ -2,7 +2,7 @@
 //!
 //! The histories of the [`World`](crate::World) move little, by smoltcp. Here a [`Sender`](sender::Sender) with CUBIC and
 //! HyStart sends superpackets into the TUN of a node, and a [`Receiver`](receiver::Receiver) acknowledges what comes
-//! out of the other one's, over two links that a [`Scenario`] draws and changes. The same sender over each link alone
+//! out of the other one's, over the links of a [`Scenario`]. The same sender over each link alone
 //! ([`plain`]) says what TCP would have had without dibs.
 //!
 //! Sender and receiver are no TCP stack: the connection is open already, data goes one way, and nobody closes. What is

@@ -15,14 +15,13 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
-use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
-use dibs_switch::engine::{entries, locks, renumbered, rules, shadows, tells};
+use dibs_switch::engine::{self, Machine as _, renumbered};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::Matched;
 use dibs_switch::messages::{Body, Message, Named, Switch};
@@ -37,10 +36,6 @@ use ruling::Rule;
 
 /// The bumps that a host carries.
 const CARRIED: [BumpId; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
-/// Before the peer is asked again about what is not locked yet.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Between two looks at the session while a rule asks.
-const SESSION_EVERY: Duration = Duration::from_millis(500);
 /// Rounds of tasks at one time: more are a loop without end.
 const MOST_ROUNDS: usize = 10_000;
 
@@ -266,7 +261,10 @@ impl Steering {
         let host = Rc::clone(&self.host);
         self.spawn(async move { host.begin().await });
         let host = Rc::clone(&self.host);
-        self.spawn(async move { shadows::keep(&*host).await });
+        self.spawn(async move { host.serve().await });
+        let host = Rc::clone(&self.host);
+        self.spawn(async move { host.greet().await });
+        engine::tasks::begin(&self.host);
         self.run(at);
     }
 
@@ -326,7 +324,9 @@ impl Steering {
 
     /// A session may stand, or not stand any more.
     pub fn look_at_sessions(&mut self, at: &mut At<'_>) {
-        self.host.look_at_sessions();
+        if self.host.is_up() {
+            self.host.wake(engine::Task::Sessions);
+        }
         self.run(at);
     }
 
@@ -403,71 +403,10 @@ impl Steering {
     fn begin_due(&mut self, now: Time) -> bool {
         let before = self.tasks.len();
         let host = Rc::clone(&self.host);
-        self.tasks.append(&mut self.host.spawned.borrow_mut());
+        self.tasks.append(&mut host.spawned.borrow_mut());
         self.host.handle_due(now);
         if let Some(rules) = self.host.begin_changing(now) {
-            let host = Rc::clone(&host);
             self.spawn(async move { host.change_rules(rules).await });
-        }
-        if self.host.begin_tracking() {
-            let host = Rc::clone(&host);
-            self.spawn(async move { host.track().await });
-        }
-        for marked in self.host.take_marked() {
-            let host = Rc::clone(&host);
-            self.spawn(async move {
-                let _ = entries::follow(&*host, marked).await;
-            });
-        }
-        if self.host.begin_serving() {
-            let host = Rc::clone(&host);
-            self.spawn(async move { host.serve().await });
-        }
-        if self.host.begin_resync() {
-            let host = Rc::clone(&host);
-            self.spawn(async move {
-                tells::resync(&*host, 0).await;
-                host.end_resync();
-            });
-        }
-        if self.host.begin_looking(now) {
-            let host = Rc::clone(&host);
-            self.spawn(async move {
-                let _ = rules::look_at_sessions(&*host).await;
-                host.end_looking();
-            });
-        }
-        if let Some(mut looks) = self.host.begin_locking(now) {
-            let host = Rc::clone(&host);
-            self.spawn(async move {
-                let _ = looks.look(&*host).await;
-                host.end_locking(looks);
-            });
-        }
-        let moved = self.host.take_moved(now);
-        if !moved.is_empty() {
-            let host = Rc::clone(&host);
-            self.spawn(async move {
-                let _ = rules::follow_again(&*host, moved).await;
-            });
-        }
-        for (peer, due) in tells::take_due(&*self.host, None) {
-            let host = Rc::clone(&host);
-            self.spawn(async move {
-                // What it does not answer it is told again.
-                let _ = tells::tell_choices(&*host, peer, due).await;
-            });
-        }
-        if self.host.begin_asking(now) {
-            self.spawn(async move {
-                let _ = entries::let_follow(&*host).await;
-                if let Ok(unconfirmed) = locks::unconfirmed(&*host).await {
-                    for (peer, asked) in unconfirmed {
-                        let _ = locks::ask(&*host, peer, &asked).await;
-                    }
-                }
-                host.end_asking();
-            });
         }
         self.tasks.len() > before
     }

@@ -259,26 +259,3 @@ fn what_only_looked_lost_is_not_sent_again() {
     assert!(row.outcome.path_losses[1] > 2000, "{row:?}");
     assert!(gap < Duration::from_millis(500), "{row:?}");
 }
-
-/// Byte by byte, to the end, without a fault of the nodes: what the runs check themselves.
-#[test]
-fn random_scenarios_keep_their_promises() {
-    for seed in 0..12 {
-        through_two_nodes(Scenario::random(seed));
-    }
-}
-
-#[test]
-fn the_same_seed_gives_the_same_transfer() {
-    let outcome = |seed| {
-        let mut scenario = Scenario::random(seed);
-        scenario.bytes = 3_000_000;
-        Pair::new(&scenario)
-            .run()
-            .unwrap_or_else(|fault| panic!("{fault}"))
-    };
-    for seed in 0..3 {
-        assert_eq!(outcome(seed), outcome(seed), "seed {seed}");
-    }
-    assert_ne!(outcome(0).digest, outcome(1).digest);
-}

@@ -6,8 +6,8 @@
 //! of the daemon with a kernel, a data path and a clock, that of the simulator with models of them. So the order that
 //! is simulated is the order that ships.
 //!
-//! Functions wait for their machine as `async` functions do; they neither spawn tasks nor know an executor. State is
-//! borrowed from the machine between two waits only.
+//! Functions wait for their machine as `async` functions do; they know no executor: a machine has [tasks] go on.
+//! State is borrowed from the machine between two waits only.
 
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -36,10 +36,12 @@ pub mod entries;
 pub mod knocks;
 pub mod locks;
 pub mod matches;
+pub mod questions;
 pub mod renumbered;
 pub mod rules;
 pub mod shadows;
 pub mod switches;
+pub mod tasks;
 pub mod tells;
 pub mod wants;
 
@@ -83,7 +85,7 @@ impl From<Option<BumpId>> for Goal {
 }
 
 /// A task of the machine that has something to do now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
     /// Peers are told of choices, and asked again for what rules moved.
     Tell,
@@ -93,7 +95,9 @@ pub enum Task {
     Lock,
     /// Connections are shown in plain.
     Shadow,
-    /// Rules have changed: everything that follows them looks again.
+    /// Rules that prefer their bump follow the sessions.
+    Sessions,
+    /// Rules have changed: everything that follows them looks again, sessions included.
     Rules,
 }
 
@@ -449,6 +453,8 @@ pub trait Machine {
     /// # Errors
     /// There is none.
     async fn ask(&self, peer: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered>;
+    /// Answers a question of a peer that is not about switching.
+    async fn answer_beside(&self, peer: usize, question: Body) -> Vec<(Outcome, u64)>;
     /// Waits for so long.
     async fn sleep(&self, time: Duration);
     /// Has a task of the machine look.
@@ -457,6 +463,8 @@ pub trait Machine {
     async fn woken(&self, task: Task);
     /// Has the rest of something go on by itself.
     fn spawn(&self, rest: impl Future<Output = ()> + 'static);
+    /// Notes what came of something that is done again and again.
+    fn note_done(&self, what: &'static str, done: Result<(), Self::Fault>);
     /// Tells whom it concerns.
     fn tell(&self, news: NewsOf<'_, Self>)
     where

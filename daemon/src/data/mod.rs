@@ -556,9 +556,8 @@ impl Rpc {
     }
 
     /// Answers a request of a peer's daemon.
-    pub(crate) async fn answer(&self, peer: usize, request: u32, outcomes: Outcomes) {
-        let body = Body::Answer(outcomes);
-        if let Err(error) = self.post(peer, Message { request, body }).await {
+    pub(crate) async fn answer(&self, peer: usize, answer: Message) {
+        if let Err(error) = self.post(peer, answer).await {
             if error == Unanswered::Full {
                 self.dropped.update(|count| count + 1);
             }

@@ -9,18 +9,16 @@ use std::time::Duration;
 use dibs_config::Fail;
 use dibs_policy::conntrack::{Connection, Conntrack, Event, Events, LOOKUPS};
 use dibs_settings::BumpId;
-use dibs_switch::engine::entries::{self, Marked, Passing};
-use dibs_switch::engine::locks::Looks;
+use dibs_switch::engine::entries::{self, Passing};
 use dibs_switch::tracked::{Mend, Tracked};
 use dibs_wire::FlowKey;
 use tokio::time::sleep;
 
 use crate::data::bumps::{marks, translated};
 use crate::host::live::Live;
-use crate::host::process::{instant, or_warn};
 use crate::kernel::connections;
 use crate::rulebook::state_file::Saved;
-use crate::switch::{Daemon, Task, marking};
+use crate::switch::{Daemon, marking};
 
 /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
 pub(crate) fn locks(daemon: &Daemon) -> bool {
@@ -118,20 +116,6 @@ async fn lock(
     conntrack.set_mark(pair, bit, bit).await.map(drop)
 }
 
-/// Keeps LOCKED in the kernel as it should be.
-pub(crate) async fn keep_locks(daemon: Rc<Daemon>) {
-    let mut looks = Looks::default();
-    loop {
-        // Told of more that will be due, and there may be thousands: nothing is looked at for that.
-        let told = daemon.wakers.woken(Task::Lock);
-        let due = instant(looks.due(&daemon.state.borrow().conns));
-        if tokio::time::timeout_at(due, told).await.is_err() {
-            let kept = looks.look(&*daemon).await;
-            daemon.events.note("lock connections", kept);
-        }
-    }
-}
-
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -146,32 +130,28 @@ pub(crate) async fn follow_entries(daemon: Rc<Daemon>) {
 
 async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
     let mut events = Events::open()?;
-    follow_apart(daemon, entries::catch_up(&**daemon).await?);
+    entries::handle(daemon, entries::Event::Lost).await?;
     daemon
         .events
         .note("follow the conntrack table", anyhow::Ok(()));
     loop {
-        let marked = match events.next().await? {
+        let event = match events.next().await? {
             Event::Destroyed(entry) => {
                 let called = entry.original.reversed();
                 daemon.host.published.borrow_mut().remove(&called);
-                let passing = passing(daemon, &entry);
-                entries::handle_destroyed(&**daemon, &entry.ends(), passing).await?;
-                Vec::new()
+                entries::Event::Destroyed(entry.ends(), passing(daemon, &entry))
             }
             Event::New(found) => {
                 daemon.note_published(&found);
-                let entry = daemon.entry(&found);
-                Vec::from_iter(entries::handle_new(&**daemon, &found.ends(), entry).await?)
+                entries::Event::New(found.ends(), daemon.entry(&found))
             }
             Event::Update(found) => {
                 daemon.note_published(&found);
-                let entry = daemon.entry(&found);
-                Vec::from_iter(entries::handle_update(&**daemon, &found.ends(), entry).await?)
+                entries::Event::Update(found.ends(), daemon.entry(&found))
             }
-            Event::Lost => entries::catch_up(&**daemon).await?,
+            Event::Lost => entries::Event::Lost,
         };
-        follow_apart(daemon, marked);
+        entries::handle(daemon, event).await?;
     }
 }
 
@@ -180,14 +160,4 @@ fn passing(daemon: &Daemon, entry: &Connection) -> Option<Passing> {
     // Nothing translates what the nat table led elsewhere, once the entry is gone.
     let goes_on = connections::was_passing(entry) && connections::passes(&daemon.host, &pair);
     Some(Passing { pair, goes_on })
-}
-
-/// Has marks of other programs followed while more events come.
-fn follow_apart(daemon: &Rc<Daemon>, marked: Vec<Marked<Live>>) {
-    for marked in marked {
-        let daemon = Rc::clone(daemon);
-        tokio::task::spawn_local(async move {
-            or_warn(entries::follow(&*daemon, marked).await);
-        });
-    }
 }

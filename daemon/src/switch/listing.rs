@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use dibs_config::BuiltIn;
 use dibs_control::{
-    BumpInfo, ConnInfo, ConnPathInfo, EndpointInfo, ErrorKind, Failure, PathInfo, PathState,
-    PeerInfo, PeerState, PlainInfo, Status,
+    BumpInfo, ConnInfo, ConnPathInfo, EndpointInfo, ErrorKind, Failure, PathInfo, PeerInfo,
+    PeerState, PlainInfo, Status,
 };
-use dibs_core::node::{ConnSnapshot, PathSnapshot, PeerSnapshot};
-use dibs_core::preference::Unused;
+use dibs_core::node::{ConnSnapshot, PeerSnapshot};
 use dibs_policy::sockets;
 use dibs_settings::{BumpId, Handshake};
 use dibs_wire::FlowKey;
@@ -23,7 +21,7 @@ use crate::host::process::{now, wall};
 use crate::kernel::{backstop_info, connections};
 use crate::rulebook::rules::Rule;
 use crate::switch::sessions::{UNJOINED, UNSECURED, outdated, peer_state};
-use crate::switch::{Daemon, sessions, startup};
+use crate::switch::{Daemon, paths, sessions, startup};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
     let lives = lives(daemon).await?;
@@ -82,7 +80,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         integrity: daemon.config.daemon.integrity,
         warnings,
         peers: peers_of(daemon, &snapshot, &on_bumps),
-        paths: paths_of(daemon, &snapshot),
+        paths: paths::infos(daemon, &snapshot),
         silent_ports: sessions::silence_infos(daemon, &snapshot.peers),
         bumps: bump_infos(daemon, &on_bumps),
         connections,
@@ -99,7 +97,7 @@ pub(crate) async fn peer_list(daemon: &Daemon) -> anyhow::Result<Vec<PeerInfo>> 
 }
 
 pub(crate) async fn path_list(daemon: &Daemon) -> Result<Vec<PathInfo>, Gone> {
-    Ok(paths_of(daemon, &daemon.driver.snapshot().await?))
+    Ok(paths::infos(daemon, &daemon.driver.snapshot().await?))
 }
 
 pub(crate) async fn bump_list(daemon: &Daemon) -> anyhow::Result<Vec<BumpInfo>> {
@@ -184,7 +182,7 @@ fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -
                     .filter(|(live, _)| live.peer == index)
                     .count() as u64,
                 keys: seen.keys,
-                endpoints: endpoints_of(daemon, index),
+                endpoints: paths::endpoints_of(daemon, index),
                 reason: peer_reason(daemon, index, seen),
             }
         })
@@ -198,7 +196,7 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
     if let Some(behind) = daemon.state.borrow().peers[index].outdated {
         return Some(outdated(behind));
     }
-    let endpoints = endpoints_of(daemon, index);
+    let endpoints = paths::endpoints_of(daemon, index);
     let trusted = |name: &str| {
         let path = daemon.config.paths.iter().find(|path| path.name == name);
         path.is_some_and(|path| path.trust == dibs_config::Trust::Trusted)
@@ -252,176 +250,6 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
         true => format!("{reasons}, and {UNSECURED}"),
         false => reasons,
     })
-}
-
-fn endpoints_of(daemon: &Daemon, peer: usize) -> Vec<EndpointInfo> {
-    let inventory = daemon.host.inventory();
-    daemon.endpoints.infos(&daemon.config, &inventory, peer)
-}
-
-/// Each path of the file, to each peer that it leads to.
-fn paths_of(daemon: &Daemon, snapshot: &Snapshot) -> Vec<PathInfo> {
-    let mut infos = Vec::new();
-    let peers = 0..daemon.config.peers.len();
-    let peers: Vec<Vec<EndpointInfo>> = peers.map(|peer| endpoints_of(daemon, peer)).collect();
-    for (local, path) in daemon.config.paths.iter().enumerate() {
-        for (index, endpoints) in peers.iter().enumerate() {
-            let seen =
-                { snapshot.paths.iter() }.filter(|seen| seen.local == local && seen.peer == index);
-            let mut seen = one_each(seen, |seen| (seen.remote, seen.state))
-                .into_iter()
-                .peekable();
-            let mut endpoints = endpoints
-                .iter()
-                .filter(|endpoint| endpoint.path == path.name);
-            if seen.peek().is_none()
-                && let Some(endpoint) = endpoints.next()
-            {
-                let remote = endpoint.addresses.first();
-                infos.push(absent_path(daemon, local, index, remote.copied()));
-            }
-            infos.extend(seen.map(|seen| path_info(daemon, seen, snapshot)));
-        }
-    }
-    infos
-}
-
-fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<SocketAddr>) -> PathInfo {
-    let path = &daemon.config.paths[local];
-    let inventory = daemon.host.inventory();
-    let (_, mtu) = inventory.path_state(path);
-    let bound = inventory.of_path(path).map(|found| found.name.clone());
-    let lack = daemon.host.lack_of_path(local);
-    let forbidden = daemon.preferences.borrow().forbids(local);
-    let unused = match (forbidden, &lack) {
-        (Some(why), _) => why,
-        (None, Some(_)) => Unused::InterfaceDown,
-        (None, None) => Unused::Joining,
-    };
-    let mut info = PathInfo {
-        name: path.name.clone(),
-        peer: daemon.peer_name(peer).to_owned(),
-        trust: trust(path.trust == dibs_config::Trust::Trusted),
-        state: PathState::Down,
-        interface: { path.interface.clone() }.map(|name| bound.unwrap_or(name)),
-        remote,
-        srtt_us: None,
-        min_rtt_us: None,
-        rttvar_us: None,
-        loss: 0.0,
-        lost: 0,
-        marked: 0,
-        bytes_sent: 0,
-        bytes_received: 0,
-        mtu: mtu.into(),
-        cwnd: 0,
-        in_flight: 0,
-        pacing_rate: None,
-        gso: false,
-        preferred: false,
-        role: String::new(),
-        rate_limit: None,
-        volume: None,
-        volume_used: None,
-        scheduler: String::new(),
-        unused: Some(unused.reason().to_owned()),
-        reason: match forbidden {
-            Some(why) => Some(why.reason().to_owned()),
-            None => lack
-                .or_else(|| fault_of(daemon, peer, local))
-                .or_else(|| Some("there is no session with the peer".to_owned())),
-        },
-    };
-    daemon
-        .preferences
-        .borrow()
-        .describe(&daemon.config, local, &mut info);
-    info
-}
-
-/// Fault of the name that leads to a peer by a path, by index of both.
-fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
-    let inventory = daemon.host.inventory();
-    daemon
-        .endpoints
-        .fault(&daemon.config, &inventory, peer, path)
-}
-
-/// Why a path has a state, as the event of it says.
-pub(crate) fn because(daemon: &Daemon, path: usize, state: &str) -> String {
-    if !["suspect", "down"].contains(&state) {
-        return String::new();
-    }
-    let forbidden = daemon.preferences.borrow().forbids(path);
-    let why = forbidden.map(|why| why.reason().to_owned());
-    let silent = || format!("{SILENT} (no Internet there, UDP is blocked, or the peer is away)");
-    let why = why.or_else(|| daemon.host.lack_of_path(path));
-    format!(": {}", why.unwrap_or_else(silent))
-}
-
-/// Said of a path whose peer is silent.
-const SILENT: &str = "nothing comes back over it";
-/// The same, if the peer answers over another one.
-const SILENT_ALONE: &str =
-    "nothing comes back over it: no Internet there, or UDP is blocked (captive portal?)";
-
-fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
-    let socket = &snapshot.sockets[seen.local];
-    let lack = daemon.host.lack_of_path(seen.local);
-    let state = match seen.state {
-        "active" => PathState::Up,
-        "joining" => PathState::Validating,
-        _ => PathState::Down,
-    };
-    let forbidden = daemon.preferences.borrow().forbids(seen.local);
-    let mut active = snapshot.paths.iter().filter(|path| path.state == "active");
-    let elsewhere = active.any(|path| path.peer == seen.peer);
-    let reason = match (seen.state, &lack) {
-        _ if forbidden.is_some() => forbidden.map(Unused::reason),
-        (_, Some(lack)) => Some(lack.as_str()),
-        ("active", _) if seen.held_by_trust => {
-            Some("data waits for this trusted path, although another could carry it")
-        }
-        ("active", _) if seen.short_of_paths => {
-            Some("data waits: there are fewer paths than its shares need")
-        }
-        ("active", _) => None,
-        ("joining", _) => Some("the peer has not answered over this path yet"),
-        _ if elsewhere => Some(SILENT_ALONE),
-        _ => Some(SILENT),
-    };
-    let stats = &seen.stats;
-    let measured = |duration: Duration| {
-        (stats.received > 0 && !duration.is_zero()).then_some(duration.as_micros() as u64)
-    };
-    PathInfo {
-        trust: trust(seen.trusted),
-        state,
-        srtt_us: measured(stats.srtt),
-        min_rtt_us: measured(stats.min_rtt),
-        rttvar_us: measured(stats.rttvar),
-        loss: stats.loss,
-        lost: stats.lost,
-        marked: stats.marked,
-        bytes_sent: stats.bytes_sent,
-        bytes_received: seen.bytes_received,
-        mtu: stats.mtu.into(),
-        cwnd: stats.cwnd,
-        in_flight: stats.in_flight,
-        pacing_rate: (stats.pacing_rate > 0).then_some(stats.pacing_rate),
-        gso: match seen.remote.is_ipv4() {
-            true => socket.gso_v4,
-            false => socket.gso_v6,
-        },
-        unused: seen.unused.map(|why| why.reason().to_owned()),
-        reason: match fault_of(daemon, seen.peer, seen.local) {
-            Some(fault) if state == PathState::Down => {
-                Some(Vec::from_iter(reason.into_iter().chain([fault.as_str()])).join("; "))
-            }
-            _ => reason.map(str::to_owned),
-        },
-        ..absent_path(daemon, seen.local, seen.peer, Some(seen.remote))
-    }
 }
 
 /// What the user is shown of connections, in the same order.
@@ -504,37 +332,6 @@ pub(crate) async fn lives(daemon: &Daemon) -> anyhow::Result<Vec<Live>> {
     Ok(all)
 }
 
-/// One path for each of the peer's addresses, by address and state: one that does not answer stays while it
-/// is opened anew beside it.
-fn one_each<T>(
-    seen: impl Iterator<Item = T>,
-    of: impl Fn(&T) -> (SocketAddr, &'static str),
-) -> Vec<T> {
-    let rank = |path: &T| match of(path).1 {
-        "active" => 0,
-        "suspect" => 1,
-        "down" => 2,
-        _ => 3,
-    };
-    let mut kept: Vec<T> = Vec::new();
-    for path in seen {
-        match kept.iter_mut().find(|other| of(other).0 == of(&path).0) {
-            Some(other) if rank(&path) < rank(other) => *other = path,
-            Some(_) => {}
-            None => kept.push(path),
-        }
-    }
-    kept
-}
-
-fn trust(trusted: bool) -> dibs_control::Trust {
-    if trusted {
-        dibs_control::Trust::Trusted
-    } else {
-        dibs_control::Trust::Untrusted
-    }
-}
-
 /// The bump of that name, or the default.
 pub(crate) fn bump_for<'a>(daemon: &'a Daemon, name: Option<&str>) -> anyhow::Result<&'a Carried> {
     let name = name
@@ -594,22 +391,4 @@ pub(crate) async fn visible(
     let lives = visible_lives(daemon, caller).await?;
     let infos = describe(daemon, &lives).await?;
     Ok(lives.into_iter().zip(infos).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_that_is_opened_anew_is_listed_once() {
-        let [one, other] = ["10.0.1.2:5300", "10.0.1.3:5300"].map(|to| to.parse().unwrap());
-        let seen = [
-            (one, "down"),
-            (other, "joining"),
-            (one, "joining"),
-            (other, "active"),
-        ];
-        let listed = one_each(seen.into_iter(), |path| *path);
-        assert_eq!(listed, [(one, "down"), (other, "active")]);
-    }
 }

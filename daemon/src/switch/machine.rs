@@ -33,7 +33,7 @@ use crate::rulebook::{Active, Rules};
 use crate::switch::knocking::Plain;
 use crate::switch::marking::MarkError;
 use crate::switch::{
-    Daemon, State, Task, entries, knocking, marking, sessions, steering, switching,
+    Daemon, State, Task, entries, knocking, marking, paths, sessions, steering, switching,
 };
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -64,6 +64,7 @@ fn tasks(task: engine::Task) -> &'static [Task] {
         engine::Task::Confirm => &[Task::Confirm],
         engine::Task::Lock => &[Task::Lock],
         engine::Task::Shadow => &[Task::Shadow],
+        engine::Task::Sessions => &[Task::Sessions],
         engine::Task::Rules => &[Task::Hours, Task::Sessions, Task::Users],
     }
 }
@@ -431,6 +432,19 @@ impl Machine for Daemon {
         self.rpc.ask(peer, body).await
     }
 
+    async fn answer_beside(&self, peer: usize, question: Body) -> Vec<(Outcome, u64)> {
+        match question {
+            Body::Silent { sequence, ports } => {
+                sessions::handle_message(self, peer, sequence, ports);
+                vec![(Outcome::Done, 0)]
+            }
+            Body::Measure { run, named, paths } => {
+                paths::answer_measure(self, peer, (run, named), paths).await
+            }
+            _ => unreachable!("all else is about switching"),
+        }
+    }
+
     async fn sleep(&self, time: Duration) {
         tokio::time::sleep(time).await;
     }
@@ -446,6 +460,10 @@ impl Machine for Daemon {
 
     fn spawn(&self, rest: impl Future<Output = ()> + 'static) {
         tokio::task::spawn_local(rest);
+    }
+
+    fn note_done(&self, what: &'static str, done: anyhow::Result<()>) {
+        self.events.note(what, done);
     }
 
     fn tell(&self, news: News<'_, Live, Rule>) {

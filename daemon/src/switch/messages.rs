@@ -1,6 +1,5 @@
 //! News of the data path, and messages between the daemons. Each peer has a desk of its own, where its questions are dealt with one after the other:
-//! however much one asks, and however long that takes, those of the others go on. Peers are told of choices, and asked
-//! whether connections that are on a bump here are on it there too: those are locked.
+//! however much one asks, and however long that takes, those of the others go on.
 //!
 //! A question that waits has a place in the node (`dibs_core::node::Node::control_done`); what comes while all of a peer's
 //! places are taken is not acknowledged, and comes again. Answers give theirs back at once, so they pass by the
@@ -8,35 +7,25 @@
 //! two daemons that ask each other more than either has places for still both get their answers.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
-use std::mem::take;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Duration;
 
 use dibs_core::node::Event;
 use dibs_settings::BumpId;
-use dibs_switch::engine::{ROUND, knocks, locks, matches, rules, switches, tells, wants};
-use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::engine::questions::{self, Questions};
+use dibs_switch::messages::{Body, Message};
 use tokio::sync::Notify;
 
 use crate::data::{Notice, Notices};
-use crate::host::process::{instant, now, or_warn, wall};
+use crate::host::process::wall;
 use crate::switch::sessions::{Resyncs, UNSECURED, outdated};
-use crate::switch::{Daemon, Task, listing, marking, paths, sessions, startup, steering};
-
-/// A question of a peer's daemon.
-struct Asked {
-    request: u32,
-    /// Anything but an answer.
-    question: Body,
-}
+use crate::switch::{Daemon, Task, marking, paths, sessions, startup, steering};
 
 /// Where one peer's questions wait for their turn.
 struct Desk {
     peer: usize,
     /// No more than the node gives a peer places for.
-    waiting: RefCell<VecDeque<Asked>>,
+    waiting: RefCell<questions::Desk>,
     asked: Notify,
 }
 
@@ -73,10 +62,9 @@ impl Desks {
                 daemon.rpc.handle_answer(peer, request, outcomes);
                 daemon.driver.control_done(peer);
             }
-            question => {
+            body => {
                 let desk = &self.0[peer];
-                let asked = Asked { request, question };
-                desk.waiting.borrow_mut().push_back(asked);
+                desk.waiting.borrow_mut().push(Message { request, body });
                 desk.asked.notify_one();
             }
         }
@@ -84,215 +72,26 @@ impl Desks {
 }
 
 impl Desk {
-    /// The next question, whose place is free then.
-    async fn next(&self, daemon: &Daemon) -> Asked {
+    /// Questions that are next, whose places are free then.
+    async fn next(&self, daemon: &Daemon) -> Questions {
         loop {
-            let next = self.waiting.borrow_mut().pop_front();
-            if let Some(asked) = next {
-                daemon.driver.control_done(self.peer);
-                return asked;
+            let next = self.waiting.borrow_mut().take();
+            if let Some(questions) = next {
+                (0..questions.count()).for_each(|_| daemon.driver.control_done(self.peer));
+                return questions;
             }
             self.asked.notified().await;
         }
     }
-
-    /// Connections of the next question, if it waits, and `conns` takes them out of it.
-    fn next_like<T>(
-        &self,
-        daemon: &Daemon,
-        conns: impl Fn(&mut Body) -> Option<Vec<T>>,
-    ) -> Option<(u32, Vec<T>)> {
-        let next = {
-            let mut waiting = self.waiting.borrow_mut();
-            let asked = waiting.front_mut()?;
-            let next = (asked.request, conns(&mut asked.question)?);
-            waiting.pop_front();
-            next
-        };
-        daemon.driver.control_done(self.peer);
-        Some(next)
-    }
-
-    /// Questions like the `first` one that came with it, up to a round: how many connections each is about, and these.
-    fn gather<T>(
-        &self,
-        daemon: &Daemon,
-        first: (u32, Vec<T>),
-        like: impl Fn(&mut Body) -> Option<Vec<T>>,
-    ) -> (Vec<(u32, usize)>, Vec<T>) {
-        let (request, mut conns) = first;
-        let mut parts = vec![(request, conns.len())];
-        while conns.len() < ROUND
-            && let Some((request, more)) = self.next_like(daemon, &like)
-        {
-            parts.push((request, more.len()));
-            conns.extend(more);
-        }
-        (parts, conns)
-    }
 }
 
-/// Answers questions that were dealt with at once, by their numbers and how many connections each was about.
-async fn answer_parts(
-    daemon: &Daemon,
-    peer: usize,
-    parts: Vec<(u32, usize)>,
-    outcomes: Vec<(Outcome, u64)>,
-) {
-    let mut outcomes = outcomes.into_iter();
-    for (request, count) in parts {
-        let part = outcomes.by_ref().take(count).collect();
-        daemon.rpc.answer(peer, request, part).await;
-    }
-}
-
-/// Deals with a peer's questions one after the other; at once with SWITCHes that say the same of many connections and
-/// came together, and with KNOCKs and MATCHes that did.
+/// Deals with a peer's questions one after the other.
 async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
-    let peer = desk.peer;
     loop {
-        let Asked { request, question } = desk.next(&daemon).await;
-        match question {
-            Body::Want {
-                sequence, bumps, ..
-            } => {
-                let outcome = wants::answer(&*daemon, peer, sequence, bumps).await;
-                daemon.rpc.answer(peer, request, vec![(outcome, 0)]).await;
-            }
-            Body::Switch { switch, conns } => {
-                let (parts, conns) = desk.gather(&daemon, (request, conns), |body| match body {
-                    Body::Switch { switch: s, conns } if *s == switch => Some(take(conns)),
-                    _ => None,
-                });
-                let outcomes = switches::answer(&*daemon, peer, switch, conns).await;
-                answer_parts(&daemon, peer, parts, outcomes).await;
-            }
-            Body::Knock(conns) => {
-                let (parts, conns) = desk.gather(&daemon, (request, conns), |body| match body {
-                    Body::Knock(conns) => Some(take(conns)),
-                    _ => None,
-                });
-                let outcomes = knocks::answer(&*daemon, peer, &conns).await;
-                answer_parts(&daemon, peer, parts, outcomes).await;
-            }
-            Body::Match(conns) => {
-                let (parts, conns) = desk.gather(&daemon, (request, conns), |body| match body {
-                    Body::Match(conns) => Some(take(conns)),
-                    _ => None,
-                });
-                let outcomes = matches::answer(&*daemon, peer, &conns).await;
-                answer_parts(&daemon, peer, parts, outcomes).await;
-            }
-            Body::Silent { sequence, ports } => {
-                sessions::handle_message(&daemon, peer, sequence, ports);
-                let done = vec![(Outcome::Done, 0)];
-                daemon.rpc.answer(peer, request, done).await;
-            }
-            Body::Measure { run, named, paths } => {
-                let outcomes = paths::answer_measure(&daemon, peer, (run, named), paths).await;
-                daemon.rpc.answer(peer, request, outcomes).await;
-            }
-            Body::Answer(_) => unreachable!("answers are taken before"),
-            Body::Confirm { bump, conns } => {
-                let outcomes = locks::answer(&*daemon, peer, bump, &conns).await;
-                daemon.rpc.answer(peer, request, outcomes).await;
-            }
+        let questions = desk.next(&daemon).await;
+        for answer in questions.answer(&*daemon, desk.peer).await {
+            daemon.rpc.answer(desk.peer, answer).await;
         }
-    }
-}
-
-/// Tells peers what they are to be told, when it is due; one that does not answer holds up no other.
-pub(crate) async fn keep_telling(daemon: Rc<Daemon>) {
-    loop {
-        let due = {
-            let conns = &daemon.state.borrow().conns;
-            conns
-                .next_telling()
-                .into_iter()
-                .chain(conns.next_moved())
-                .min()
-        };
-        let told = daemon.wakers.woken(Task::Tell);
-        match due {
-            None => {
-                told.await;
-                continue;
-            }
-            Some(due) => {
-                if tokio::time::timeout_at(instant(due), told).await.is_ok() {
-                    continue;
-                }
-            }
-        }
-        let moved = daemon.state.borrow_mut().conns.take_moved(now());
-        if !moved.is_empty() {
-            let daemon = Rc::clone(&daemon);
-            tokio::task::spawn_local(async move {
-                or_warn(rules::follow_again(&*daemon, moved).await);
-            });
-        }
-        for (peer, due) in tells::take_due(&*daemon, None) {
-            let daemon = Rc::clone(&daemon);
-            tokio::task::spawn_local(async move {
-                // What it does not answer it is told again.
-                let _ = tells::tell_choices(&*daemon, peer, due).await;
-            });
-        }
-    }
-}
-
-/// Between two looks that nothing gave cause for.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// Peers that are being asked. True: a look passed over one meanwhile.
-type Busy = Rc<RefCell<BTreeMap<usize, bool>>>;
-
-/// Has peers asked about connections that are on a bump here.
-async fn ask_confirmations(daemon: &Rc<Daemon>, busy: &Busy) -> anyhow::Result<()> {
-    for (peer, asked) in locks::unconfirmed(&**daemon).await? {
-        let of_task = Rc::clone(daemon);
-        let ask = async move {
-            let confirmed = locks::ask(&*of_task, peer, &asked).await;
-            of_task.events.note("lock what peers confirmed", confirmed);
-        };
-        let of_task = Rc::clone(daemon);
-        ask_apart(busy, peer, ask, move || of_task.wakers.wake(Task::Confirm));
-    }
-    Ok(())
-}
-
-/// Has a peer asked by a task of its own, so that one that does not answer holds up no other. One that is still being
-/// asked is passed over; `look_again` is called when that is over.
-fn ask_apart(
-    busy: &Busy,
-    peer: usize,
-    ask: impl Future<Output = ()> + 'static,
-    look_again: impl FnOnce() + 'static,
-) {
-    if let Some(passed_over) = busy.borrow_mut().get_mut(&peer) {
-        *passed_over = true;
-        return;
-    }
-    busy.borrow_mut().insert(peer, false);
-    let busy = Rc::clone(busy);
-    tokio::task::spawn_local(async move {
-        ask.await;
-        if busy.borrow_mut().remove(&peer) == Some(true) {
-            look_again();
-        }
-    });
-}
-
-/// Asks peers to confirm, after each switch and from time to time.
-pub(crate) async fn keep_asking(daemon: Rc<Daemon>) {
-    let busy = Busy::default();
-    loop {
-        let woken = daemon.wakers.woken(Task::Confirm);
-        let _ = tokio::time::timeout(LOOK_EVERY, woken).await;
-        daemon.events.note(
-            "ask peers to confirm",
-            ask_confirmations(&daemon, &busy).await,
-        );
     }
 }
 
@@ -390,7 +189,7 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
         Event::Path { peer, path, state } => {
             let name = daemon.config.paths[path].name.clone();
             let peer = daemon.peer_name(peer).to_owned();
-            let because = listing::because(daemon, path, state);
+            let because = paths::because(daemon, path, state);
             daemon.events.tell(
                 "path",
                 format!("path {name} to peer {peer} is {state}{because}"),
@@ -421,60 +220,5 @@ async fn restore_tun(daemon: &Daemon, bump: BumpId, name: &str, error: &std::io:
     daemon.kernel.steerer().await.tun_lost(bump);
     if let Err(error) = steering::steer(daemon).await {
         tracing::error!("cannot restore {name}: {error:#}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use tokio::sync::Notify;
-    use tokio::task::LocalSet;
-
-    use super::*;
-
-    /// Peer 0 says nothing, look after look; peer 1 is asked and answers at each of them.
-    #[tokio::test]
-    async fn a_silent_peer_keeps_nobody_from_being_asked() {
-        let tasks = LocalSet::new();
-        let silence = Rc::new(Notify::new());
-        let [asked, looks] = [(); 2].map(|()| Rc::new(Cell::new([0, 0])));
-        let busy = Busy::default();
-        let look = || {
-            for peer in [0, 1] {
-                let (silence, asked) = (Rc::clone(&silence), Rc::clone(&asked));
-                let ask = async move {
-                    asked.update(|mut counts| {
-                        counts[peer] += 1;
-                        counts
-                    });
-                    if peer == 0 {
-                        silence.notified().await;
-                    }
-                };
-                let looks = Rc::clone(&looks);
-                ask_apart(&busy, peer, ask, move || {
-                    looks.update(|mut counts: [u32; 2]| {
-                        counts[peer] += 1;
-                        counts
-                    });
-                });
-            }
-        };
-        let step = || tasks.run_until(async { tokio::task::yield_now().await });
-        for round in 1..=3 {
-            tasks.run_until(async { look() }).await;
-            step().await;
-            assert_eq!(asked.get(), [1, round]);
-            assert_eq!(looks.get(), [0, 0]);
-        }
-        // It is asked again, once it has answered, about what came meanwhile.
-        silence.notify_waiters();
-        step().await;
-        step().await;
-        assert_eq!(looks.get(), [1, 0]);
-        tasks.run_until(async { look() }).await;
-        step().await;
-        assert_eq!(asked.get(), [2, 4]);
     }
 }

@@ -1,21 +1,26 @@
 //! Paths as they change while the daemon runs: names of endpoints are looked up, by the system's resolver and away from this
-//! thread; what paths carry whose volume is limited is followed; users have paths used otherwise, and measured.
+//! thread; what paths carry whose volume is limited is followed; users have paths used otherwise, and measured. And what they are
+//! told of paths.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use dibs_config::{Rate, Volume};
-use dibs_control::{ErrorKind, Failure, Measure, Measured, PathChange, PathCount, Preferences};
+use dibs_control::{
+    EndpointInfo, ErrorKind, Failure, Measure, Measured, PathChange, PathCount, PathInfo,
+    PathState, Preferences,
+};
 use dibs_core::node::PathSnapshot;
+use dibs_core::preference::Unused;
 use dibs_settings::Role;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use tokio::net::lookup_host;
 use tokio::time::{sleep_until, timeout};
 
 use crate::control::refused;
-use crate::data::{Gone, Outcomes};
+use crate::data::{Gone, Outcomes, Snapshot};
 use crate::host::endpoints::Lookup;
 use crate::host::volumes::{Stage, Turn, write};
 use crate::switch::{Daemon, Task};
@@ -341,5 +346,225 @@ fn news(change: &PathChange, now: &Preferences) -> News {
             let text = "paths are used as the configuration file says".to_owned();
             ("path_reset", text, Vec::new())
         }
+    }
+}
+
+/// Endpoints of a peer.
+pub(crate) fn endpoints_of(daemon: &Daemon, peer: usize) -> Vec<EndpointInfo> {
+    let inventory = daemon.host.inventory();
+    daemon.endpoints.infos(&daemon.config, &inventory, peer)
+}
+
+/// Each path of the file, to each peer that it leads to.
+pub(crate) fn infos(daemon: &Daemon, snapshot: &Snapshot) -> Vec<PathInfo> {
+    let mut infos = Vec::new();
+    let peers = 0..daemon.config.peers.len();
+    let peers: Vec<Vec<EndpointInfo>> = peers.map(|peer| endpoints_of(daemon, peer)).collect();
+    for (local, path) in daemon.config.paths.iter().enumerate() {
+        for (index, endpoints) in peers.iter().enumerate() {
+            let seen =
+                { snapshot.paths.iter() }.filter(|seen| seen.local == local && seen.peer == index);
+            let mut seen = one_each(seen, |seen| (seen.remote, seen.state))
+                .into_iter()
+                .peekable();
+            let mut endpoints = endpoints
+                .iter()
+                .filter(|endpoint| endpoint.path == path.name);
+            if seen.peek().is_none()
+                && let Some(endpoint) = endpoints.next()
+            {
+                let remote = endpoint.addresses.first();
+                infos.push(absent_path(daemon, local, index, remote.copied()));
+            }
+            infos.extend(seen.map(|seen| path_info(daemon, seen, snapshot)));
+        }
+    }
+    infos
+}
+
+fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<SocketAddr>) -> PathInfo {
+    let path = &daemon.config.paths[local];
+    let inventory = daemon.host.inventory();
+    let (_, mtu) = inventory.path_state(path);
+    let bound = inventory.of_path(path).map(|found| found.name.clone());
+    let lack = daemon.host.lack_of_path(local);
+    let forbidden = daemon.preferences.borrow().forbids(local);
+    let unused = match (forbidden, &lack) {
+        (Some(why), _) => why,
+        (None, Some(_)) => Unused::InterfaceDown,
+        (None, None) => Unused::Joining,
+    };
+    let mut info = PathInfo {
+        name: path.name.clone(),
+        peer: daemon.peer_name(peer).to_owned(),
+        trust: trust(path.trust == dibs_config::Trust::Trusted),
+        state: PathState::Down,
+        interface: { path.interface.clone() }.map(|name| bound.unwrap_or(name)),
+        remote,
+        srtt_us: None,
+        min_rtt_us: None,
+        rttvar_us: None,
+        loss: 0.0,
+        lost: 0,
+        marked: 0,
+        bytes_sent: 0,
+        bytes_received: 0,
+        mtu: mtu.into(),
+        cwnd: 0,
+        in_flight: 0,
+        pacing_rate: None,
+        gso: false,
+        preferred: false,
+        role: String::new(),
+        rate_limit: None,
+        volume: None,
+        volume_used: None,
+        scheduler: String::new(),
+        unused: Some(unused.reason().to_owned()),
+        reason: match forbidden {
+            Some(why) => Some(why.reason().to_owned()),
+            None => lack
+                .or_else(|| fault_of(daemon, peer, local))
+                .or_else(|| Some("there is no session with the peer".to_owned())),
+        },
+    };
+    daemon
+        .preferences
+        .borrow()
+        .describe(&daemon.config, local, &mut info);
+    info
+}
+
+/// Fault of the name that leads to a peer by a path, by index of both.
+fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
+    let inventory = daemon.host.inventory();
+    daemon
+        .endpoints
+        .fault(&daemon.config, &inventory, peer, path)
+}
+
+/// Why a path has a state, as the event of it says.
+pub(crate) fn because(daemon: &Daemon, path: usize, state: &str) -> String {
+    if !["suspect", "down"].contains(&state) {
+        return String::new();
+    }
+    let forbidden = daemon.preferences.borrow().forbids(path);
+    let why = forbidden.map(|why| why.reason().to_owned());
+    let silent = || format!("{SILENT} (no Internet there, UDP is blocked, or the peer is away)");
+    let why = why.or_else(|| daemon.host.lack_of_path(path));
+    format!(": {}", why.unwrap_or_else(silent))
+}
+
+/// Said of a path whose peer is silent.
+const SILENT: &str = "nothing comes back over it";
+/// The same, if the peer answers over another one.
+const SILENT_ALONE: &str =
+    "nothing comes back over it: no Internet there, or UDP is blocked (captive portal?)";
+
+fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
+    let socket = &snapshot.sockets[seen.local];
+    let lack = daemon.host.lack_of_path(seen.local);
+    let state = match seen.state {
+        "active" => PathState::Up,
+        "joining" => PathState::Validating,
+        _ => PathState::Down,
+    };
+    let forbidden = daemon.preferences.borrow().forbids(seen.local);
+    let mut active = snapshot.paths.iter().filter(|path| path.state == "active");
+    let elsewhere = active.any(|path| path.peer == seen.peer);
+    let reason = match (seen.state, &lack) {
+        _ if forbidden.is_some() => forbidden.map(Unused::reason),
+        (_, Some(lack)) => Some(lack.as_str()),
+        ("active", _) if seen.held_by_trust => {
+            Some("data waits for this trusted path, although another could carry it")
+        }
+        ("active", _) if seen.short_of_paths => {
+            Some("data waits: there are fewer paths than its shares need")
+        }
+        ("active", _) => None,
+        ("joining", _) => Some("the peer has not answered over this path yet"),
+        _ if elsewhere => Some(SILENT_ALONE),
+        _ => Some(SILENT),
+    };
+    let stats = &seen.stats;
+    let measured = |duration: Duration| {
+        (stats.received > 0 && !duration.is_zero()).then_some(duration.as_micros() as u64)
+    };
+    PathInfo {
+        trust: trust(seen.trusted),
+        state,
+        srtt_us: measured(stats.srtt),
+        min_rtt_us: measured(stats.min_rtt),
+        rttvar_us: measured(stats.rttvar),
+        loss: stats.loss,
+        lost: stats.lost,
+        marked: stats.marked,
+        bytes_sent: stats.bytes_sent,
+        bytes_received: seen.bytes_received,
+        mtu: stats.mtu.into(),
+        cwnd: stats.cwnd,
+        in_flight: stats.in_flight,
+        pacing_rate: (stats.pacing_rate > 0).then_some(stats.pacing_rate),
+        gso: match seen.remote.is_ipv4() {
+            true => socket.gso_v4,
+            false => socket.gso_v6,
+        },
+        unused: seen.unused.map(|why| why.reason().to_owned()),
+        reason: match fault_of(daemon, seen.peer, seen.local) {
+            Some(fault) if state == PathState::Down => {
+                Some(Vec::from_iter(reason.into_iter().chain([fault.as_str()])).join("; "))
+            }
+            _ => reason.map(str::to_owned),
+        },
+        ..absent_path(daemon, seen.local, seen.peer, Some(seen.remote))
+    }
+}
+
+/// One path for each of the peer's addresses, by address and state: one that does not answer stays while it
+/// is opened anew beside it.
+fn one_each<T>(
+    seen: impl Iterator<Item = T>,
+    of: impl Fn(&T) -> (SocketAddr, &'static str),
+) -> Vec<T> {
+    let rank = |path: &T| match of(path).1 {
+        "active" => 0,
+        "suspect" => 1,
+        "down" => 2,
+        _ => 3,
+    };
+    let mut kept: Vec<T> = Vec::new();
+    for path in seen {
+        match kept.iter_mut().find(|other| of(other).0 == of(&path).0) {
+            Some(other) if rank(&path) < rank(other) => *other = path,
+            Some(_) => {}
+            None => kept.push(path),
+        }
+    }
+    kept
+}
+
+fn trust(trusted: bool) -> dibs_control::Trust {
+    if trusted {
+        dibs_control::Trust::Trusted
+    } else {
+        dibs_control::Trust::Untrusted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_opened_anew_is_listed_once() {
+        let [one, other] = ["10.0.1.2:5300", "10.0.1.3:5300"].map(|to| to.parse().unwrap());
+        let seen = [
+            (one, "down"),
+            (other, "joining"),
+            (one, "joining"),
+            (other, "active"),
+        ];
+        let listed = one_each(seen.into_iter(), |path| *path);
+        assert_eq!(listed, [(one, "down"), (other, "active")]);
     }
 }

@@ -19,7 +19,6 @@ use dibs_io::LocalTime;
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
 use dibs_settings::Term;
 use dibs_switch::engine;
-use dibs_switch::engine::Machine as _;
 use tokio::signal::unix::Signal;
 
 use crate::host::process;
@@ -375,24 +374,6 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Between two looks while a rule asks.
-const SESSIONS_EVERY: Duration = Duration::from_millis(500);
-
-/// Follows the sessions for good.
-pub(crate) async fn follow_sessions(daemon: Rc<Daemon>) {
-    loop {
-        if let Err(error) = engine::rules::look_at_sessions(&*daemon).await {
-            tracing::warn!("cannot apply rules that prefer their bump: {error:#}");
-        }
-        let due = daemon.wakers.woken(Task::Sessions);
-        if daemon.prefers() {
-            let _ = tokio::time::timeout(SESSIONS_EVERY, due).await;
-        } else {
-            due.await;
-        }
-    }
 }
 
 /// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it

@@ -14,7 +14,7 @@ use dibs_core::Time;
 use dibs_core::node::Node;
 use dibs_policy::Backstop;
 use dibs_switch::conns::host_id;
-use dibs_switch::engine::{self, Mark, shadows};
+use dibs_switch::engine::{self, Mark, tasks};
 use dibs_switch::table::Conn;
 use dibs_wire::FlowKey;
 use tokio::signal::unix::{SignalKind, signal};
@@ -215,18 +215,11 @@ async fn main_loop(
     tokio::task::spawn_local(steering::follow_host(own()));
     tokio::task::spawn_local(paths::follow_names(own()));
     tokio::task::spawn_local(sweep(own()));
-    if daemon.config.daemon.keep_plain_open {
-        let daemon = own();
-        tokio::task::spawn_local(async move { shadows::keep(&*daemon).await });
-    }
+    tasks::begin(daemon);
     tokio::task::spawn_local(rule_changes::follow_hours(own()));
     tokio::task::spawn_local(rule_changes::keep_resolving(own()));
-    tokio::task::spawn_local(rule_changes::follow_sessions(own()));
     tokio::task::spawn_local(paths::follow_volumes(own()));
     tokio::task::spawn_local(entries::follow_entries(own()));
-    tokio::task::spawn_local(messages::keep_telling(own()));
-    tokio::task::spawn_local(messages::keep_asking(own()));
-    tokio::task::spawn_local(entries::keep_locks(own()));
     tokio::task::spawn_local(sessions::follow_silence(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
@@ -335,9 +328,8 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
     if daemon.state.borrow().conns.kept().count() < kept {
         engine::wants::send_all(daemon).await;
     }
-    let followed = engine::entries::let_follow(daemon).await;
     let retired = steering::retire(daemon).await;
-    forgotten.and(followed).and(retired)
+    forgotten.and(retired)
 }
 
 /// Forgets connections that ended, and takes their marks: another one of the same ends is not to inherit them.

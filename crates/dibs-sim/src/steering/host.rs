@@ -11,10 +11,10 @@ use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
-use dibs_switch::engine::entries::{self, Marked};
-use dibs_switch::engine::locks::Looks;
+use dibs_switch::engine::entries;
+use dibs_switch::engine::questions::Desk;
 use dibs_switch::engine::shadows::Shadows;
-use dibs_switch::engine::{Machine as _, Mark as NewMark};
+use dibs_switch::engine::{self, Machine as _, Mark as NewMark};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::{Matched, Stand};
 use dibs_switch::messages::{Body, Message, Outcome};
@@ -26,7 +26,7 @@ use super::chains::{Chains, Event};
 use super::knocking::Ears;
 use super::machine::Live;
 use super::ruling::Rule;
-use super::{At, Found, LOOK_EVERY, Mark, SESSION_EVERY, Task};
+use super::{At, Found, Mark, Task};
 use crate::coverage::Seen;
 
 /// Wish of a task to the data path.
@@ -83,9 +83,7 @@ pub(super) struct Daemon {
     /// Requests that wait for their answers, and these.
     pub(super) asked: BTreeMap<u32, Option<Vec<(Outcome, u64)>>>,
     /// Questions of the peer that wait for their turn.
-    pub(super) questions: VecDeque<Message>,
-    /// A question is being dealt with.
-    pub(super) serving: bool,
+    pub(super) questions: Desk,
     /// The bumps by which something of a connection may still be under way that falls silent.
     pub(super) leaving: BTreeMap<FlowKey, BTreeSet<BumpId>>,
     /// Tasks that wait for a turn to change things: the first has it.
@@ -93,31 +91,8 @@ pub(super) struct Daemon {
     pub(super) next_turn: u32,
     /// Time at which users try again to change rules; none: they do not wait.
     pub(super) change_at: Option<Time>,
-    /// Events of conntrack are being dealt with.
-    pub(super) tracking: bool,
-    /// Marks of other programs that are to be followed.
-    pub(super) marked: Vec<Marked<Live>>,
-    /// When peers are asked about what is not locked yet.
-    pub(super) look_at: Option<Time>,
-    /// The peer is being asked.
-    pub(super) asking: bool,
     /// The session is new, and nobody has told the peer yet.
     pub(super) is_new: bool,
-    /// A task tells it.
-    pub(super) resyncing: bool,
-    /// When the session is looked at again.
-    pub(super) session_at: Option<Time>,
-    /// The session is being looked at.
-    pub(super) looking: bool,
-    /// Looks at locks; none while one goes on.
-    pub(super) looks: Option<Looks>,
-}
-
-impl Daemon {
-    /// Has peers asked by then about what is not locked.
-    pub(super) fn look_by(&mut self, at: Time) {
-        self.look_at = Some(self.look_at.map_or(at, |known| known.min(at)));
-    }
 }
 
 /// A host, as the tasks of its daemon see it.
@@ -157,8 +132,8 @@ pub(super) struct Host {
     pub(super) ears: RefCell<Vec<Weak<Ears>>>,
     pub(super) matched: RefCell<BTreeMap<FlowKey, Matched>>,
     pub(super) shadows: RefCell<Shadows>,
-    /// Connections may have to be shown in plain now.
-    pub(super) shows: Cell<bool>,
+    /// Tasks of the engine that are to look.
+    pub(super) woken: RefCell<BTreeSet<engine::Task>>,
     /// Tasks that others began.
     pub(super) spawned: RefCell<Vec<Task>>,
 }
@@ -329,9 +304,6 @@ impl Host {
             let rule = Rule::requiring(pair, required);
             self.each_rules(|rules| rules.push(rule.clone()));
         }
-        if let Some(daemon) = &mut *self.daemon.borrow_mut() {
-            daemon.look_by(self.now.get() + LOOK_EVERY);
-        }
     }
 
     pub(super) fn forget(&self, pair: &FlowKey) {
@@ -405,6 +377,7 @@ impl Host {
         self.matched.take();
         self.shadows.take();
         self.spawned.take();
+        self.woken.take();
     }
 
     pub(super) fn start(&self, request: u32) {
@@ -436,11 +409,7 @@ impl Host {
             chains.answers = false;
             chains.events.clear();
         }
-        daemon.look_at = Some(self.now.get() + LOOK_EVERY);
-        daemon.session_at = Some(self.now.get());
-        daemon.looks = Some(Looks::default());
         daemon.change_at = Some(Time::ZERO);
-        daemon.tracking = true;
         self.daemon.replace(Some(daemon));
         let matched = self.file.borrow().matched.clone();
         let live = matched.into_iter();
@@ -453,25 +422,13 @@ impl Host {
     /// Takes up what an earlier run left, and follows conntrack.
     pub(super) async fn begin(&self) {
         entries::adopt(self).await.expect("a model says all");
-        let choices: Vec<(FlowKey, Choice)> = self.daemon().conns.choices().collect();
-        // The peer may not have heard of them; it is told with the next session.
-        for (pair, choice) in choices {
-            self.mark_choices(&[pair]).await;
-            self.solicit(&pair, choice.bump);
-        }
-        let marked = entries::catch_up(self).await.expect("a model takes all");
-        self.daemon().marked.extend(marked);
-        self.track().await;
-    }
-
-    /// Follows conntrack until nothing is left to be heard of.
-    pub(super) async fn track(&self) {
+        let me = self.me.upgrade().expect("it runs");
+        let mut event = entries::Event::Lost;
         loop {
-            let event = self.chains.borrow_mut().events.pop_front();
-            let Some((pair, event)) = event else {
-                self.daemon().tracking = false;
-                return;
-            };
+            let handled = entries::handle(&me, event).await;
+            handled.expect("a model takes all");
+            let next = || self.chains.borrow_mut().events.pop_front();
+            let (pair, next) = self.until(next).await;
             let ends = [pair, pair.reversed()];
             let entry = |mark: Mark, told| Entry {
                 mark: SeenMark {
@@ -480,20 +437,11 @@ impl Host {
                 },
                 closed: false,
             };
-            let marked = match event {
-                Event::New(mark) => {
-                    let told = mark != Mark::default();
-                    entries::handle_new(self, &ends, entry(mark, told)).await
-                }
-                Event::Update(mark) => entries::handle_update(self, &ends, entry(mark, true)).await,
-                Event::Destroyed => {
-                    let destroyed = entries::handle_destroyed(self, &ends, None).await;
-                    destroyed.map(|()| None)
-                }
+            event = match next {
+                Event::New(mark) => entries::Event::New(ends, entry(mark, mark != Mark::default())),
+                Event::Update(mark) => entries::Event::Update(ends, entry(mark, true)),
+                Event::Destroyed => entries::Event::Destroyed(ends, None),
             };
-            self.daemon()
-                .marked
-                .extend(marked.expect("a model takes all"));
         }
     }
 
@@ -524,8 +472,8 @@ impl Host {
             chains.by_others.remove(&pair);
         }
         chains.set_lock(&pair, lock);
-        daemon.look_at = Some(self.now.get());
-        self.shows.set(true);
+        self.wake(engine::Task::Confirm);
+        self.wake(engine::Task::Shadow);
         match bump {
             None if mark.leads => {}
             None => self.command(Command::EndDrain(pair)),
@@ -563,7 +511,7 @@ impl Host {
                 Some(asked) => *asked = Some(outcomes),
                 None => self.note(Seen::LateAnswer),
             },
-            _ => daemon.questions.push_back(message),
+            _ => daemon.questions.push(message),
         }
     }
 
@@ -598,11 +546,6 @@ impl Host {
         let file = self.file.borrow();
         let dues = [
             file.unable_until.filter(|_| file.unsaved),
-            daemon.look_at.filter(|_| !daemon.asking),
-            daemon.looks.map(|looks| looks.due(&daemon.conns)),
-            daemon.conns.next_moved(),
-            daemon.conns.next_telling(),
-            daemon.session_at.filter(|_| !daemon.looking),
             { daemon.change_at }.filter(|_| self.wanted.borrow().is_some()),
             (!self.chains.borrow().events.is_empty()).then_some(Time::ZERO),
             self.timers.borrow().first().copied(),
@@ -621,102 +564,12 @@ impl Host {
         }
     }
 
-    /// Connections that rules moved, of which the peer is to be asked again by now, unless something moves.
-    pub(super) fn take_moved(&self, now: Time) -> Vec<(FlowKey, Option<BumpId>)> {
-        self.daemon().conns.take_moved(now)
-    }
-
-    pub(super) fn begin_serving(&self) -> bool {
-        let daemon = &mut *self.daemon();
-        let begins = !daemon.serving && !daemon.questions.is_empty();
-        daemon.serving |= begins;
-        begins
-    }
-
-    pub(super) fn begin_resync(&self) -> bool {
-        let daemon = &mut *self.daemon();
-        let begins = daemon.is_new && !daemon.resyncing;
-        if begins {
-            (daemon.is_new, daemon.resyncing) = (false, true);
-        }
-        begins
-    }
-
-    pub(super) fn end_resync(&self) {
-        self.daemon().resyncing = false;
-    }
-
-    /// The session is to be looked at now.
-    pub(super) fn look_at_sessions(&self) {
-        self.daemon().session_at = Some(self.now.get());
-    }
-
-    /// True if it is time to look at the session.
-    pub(super) fn begin_looking(&self, now: Time) -> bool {
-        let daemon = &mut *self.daemon();
-        let begins = !daemon.looking && daemon.session_at.is_some_and(|at| at <= now);
-        if begins {
-            (daemon.session_at, daemon.looking) = (None, true);
-        }
-        begins
-    }
-
-    pub(super) fn end_looking(&self) {
-        let next = self.prefers().then(|| self.now.get() + SESSION_EVERY);
-        let daemon = &mut *self.daemon();
-        daemon.session_at = daemon.session_at.or(next);
-        daemon.looking = false;
-    }
-
-    /// Looks at locks, if it is time.
-    pub(super) fn begin_locking(&self, now: Time) -> Option<Looks> {
-        let Daemon { looks, conns, .. } = &mut *self.daemon();
-        looks.take_if(|looks| looks.due(conns) <= now)
-    }
-
-    pub(super) fn end_locking(&self, looks: Looks) {
-        self.daemon().looks = Some(looks);
-    }
-
-    /// True if the peer is to be asked by now about what is not locked.
-    pub(super) fn begin_asking(&self, now: Time) -> bool {
-        let begins = {
-            let daemon = self.daemon();
-            daemon.look_at.is_some_and(|look| look <= now) && !daemon.asking
-        };
-        if begins {
-            let daemon = &mut *self.daemon();
-            daemon.asking = true;
-            // Also of those that have not begun here.
-            let any_left = daemon.conns.iter().any(|(_, conn)| conn.place.has_left());
-            let any_silent = self.found.borrow().values().any(|found| !found.speaks);
-            daemon.look_at = (any_left || any_silent).then_some(now + LOOK_EVERY);
-        }
-        begins
-    }
-
     /// Rules that users want by now, unless they wait for other ones to be changed.
     pub(super) fn begin_changing(&self, now: Time) -> Option<Vec<Rule>> {
         let wanted = self.wanted.borrow().clone()?;
         let daemon = &mut *self.daemon();
         daemon.change_at.take_if(|at| *at <= now)?;
         Some(wanted)
-    }
-
-    /// True if there are events of conntrack that nobody follows yet.
-    pub(super) fn begin_tracking(&self) -> bool {
-        let daemon = &mut *self.daemon();
-        let begins = !daemon.tracking && !self.chains.borrow().events.is_empty();
-        daemon.tracking |= begins;
-        begins
-    }
-
-    pub(super) fn take_marked(&self) -> Vec<Marked<Live>> {
-        std::mem::take(&mut self.daemon().marked)
-    }
-
-    pub(super) fn end_asking(&self) {
-        self.daemon().asking = false;
     }
 
     pub(super) fn check(&self) -> Result<(), String> {

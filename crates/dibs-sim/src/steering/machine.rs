@@ -28,11 +28,11 @@ use dibs_switch::table::ConnTable;
 use dibs_switch::tracked::{Entry, Mend, Tracked};
 use smoltcp::socket::tcp::State;
 
+use super::CARRIED;
 use super::chains::Chains;
 use super::host::{Command, Daemon, Host, Stands, Turn};
 use super::knocking::Plain;
 use super::ruling::Rule;
-use super::{CARRIED, LOOK_EVERY};
 use crate::coverage::Seen;
 use crate::world::ROUTER;
 
@@ -301,14 +301,6 @@ impl Machine for Host {
         let lives = self.speaking();
         let chains = self.chains.borrow();
         let tracked = tracked(&chains, chains.marks.keys());
-        let is_open = |live: &Live| {
-            let mark = chains.mark(&live.pair());
-            mark.bump.is_some() && !mark.locked
-        };
-        if lives.iter().any(is_open) {
-            // Also of one that may come about yet.
-            self.daemon().look_by(self.now.get() + LOOK_EVERY);
-        }
         let picked = lives.iter().filter_map(|live| pick(live, &tracked));
         Ok(picked.collect())
     }
@@ -491,8 +483,6 @@ impl Machine for Host {
     async fn unlock(&self, pairs: &[FlowKey]) {
         let chains = &mut *self.chains.borrow_mut();
         pairs.iter().for_each(|pair| chains.set_lock(pair, None));
-        // If nothing comes of it, it is locked again.
-        self.daemon().look_by(self.now.get() + LOOK_EVERY);
     }
 
     async fn silence(&self, lives: &[Live]) {
@@ -544,29 +534,36 @@ impl Machine for Host {
         answer
     }
 
+    async fn answer_beside(&self, _: usize, _: Body) -> Vec<(Outcome, u64)> {
+        // The simulator's hosts have no firewall.
+        vec![(Outcome::Done, 0)]
+    }
+
     async fn sleep(&self, time: Duration) {
         let until = self.now.get() + time;
         self.until(|| self.is_time(until).then_some(())).await;
     }
 
     fn wake(&self, task: Task) {
-        match task {
-            Task::Confirm => self.daemon().look_at = Some(self.now.get()),
-            Task::Shadow => self.shows.set(true),
-            Task::Rules => self.look_at_sessions(),
-            Task::Tell | Task::Lock => {}
-        }
+        let task = match task {
+            Task::Rules => Task::Sessions,
+            task => task,
+        };
+        self.woken.borrow_mut().insert(task);
         self.changed.set(true);
     }
 
-    async fn woken(&self, _: Task) {
-        self.until(|| self.shows.take().then_some(())).await;
+    async fn woken(&self, task: Task) {
+        let woken = || self.woken.borrow_mut().remove(&task);
+        self.until(|| woken().then_some(())).await;
     }
 
     fn spawn(&self, rest: impl Future<Output = ()> + 'static) {
         self.spawned.borrow_mut().push(Box::pin(rest));
         self.changed.set(true);
     }
+
+    fn note_done(&self, _: &'static str, _: Result<(), Unable>) {}
 
     fn tell(&self, news: News<'_, Live, Rule>) {
         let seen = match news {

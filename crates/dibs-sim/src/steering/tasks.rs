@@ -2,10 +2,7 @@
 
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
-use dibs_switch::engine::{
-    Goal, choices, knocks, locks, matches, rules, stands_on, switches, wants,
-};
-use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::engine::{Goal, choices, rules, stands_on, tells};
 use dibs_switch::telling::TELL_AGAIN;
 
 use super::host::Host;
@@ -74,25 +71,19 @@ impl Host {
     /// Deals with the peer's questions, one after the other.
     pub(super) async fn serve(&self) {
         loop {
-            let next = self.daemon().questions.pop_front();
-            let Some(Message { request, body }) = next else {
-                self.daemon().serving = false;
-                return;
-            };
-            let outcomes = match body {
-                Body::Switch { switch, conns } => switches::answer(self, 0, switch, conns).await,
-                Body::Confirm { bump, conns } => locks::answer(self, 0, bump, &conns).await,
-                Body::Knock(conns) => knocks::answer(self, 0, &conns).await,
-                Body::Want {
-                    sequence, bumps, ..
-                } => vec![(wants::answer(self, 0, sequence, bumps).await, 0)],
-                Body::Match(conns) => matches::answer(self, 0, &conns).await,
-                // The simulator's hosts have no firewall.
-                Body::Silent { .. } | Body::Measure { .. } => vec![(Outcome::Done, 0)],
-                Body::Answer(_) => unreachable!("answers are taken before"),
-            };
-            let body = Body::Answer(outcomes);
-            self.post(Message { request, body });
+            let questions = self.until(|| self.daemon().questions.take()).await;
+            for answer in questions.answer(self, 0).await {
+                self.post(answer);
+            }
+        }
+    }
+
+    /// Tells the peer all that concerns it, whenever a session is new.
+    pub(super) async fn greet(&self) {
+        loop {
+            let is_new = || std::mem::take(&mut self.daemon().is_new).then_some(());
+            self.until(is_new).await;
+            tells::resync(self, 0).await;
         }
     }
 }

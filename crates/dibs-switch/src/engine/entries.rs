@@ -2,6 +2,7 @@
 
 use dibs_wire::FlowKey;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use dibs_settings::BumpId;
 
@@ -38,11 +39,44 @@ pub struct Passing {
     pub goes_on: bool,
 }
 
-/// Takes an entry that is new. Returns the mark of another program that it may have.
+/// An event of the table of entries.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// Entry that is new.
+    New(Ends, Entry),
+    /// Entry that has changed.
+    Update(Ends, Entry),
+    /// Entry that is gone; of a connection that passes this host, whose.
+    Destroyed(Ends, Option<Passing>),
+    /// Loss of events, or the beginning.
+    Lost,
+}
+
+/// Takes an event. Marks of other programs are followed beside what comes next.
 ///
 /// # Errors
 /// The kernel does not say, or does not take what stands.
-pub async fn handle_new<M: Machine>(
+pub async fn handle<M: Machine + 'static>(m: &Rc<M>, event: Event) -> Result<(), M::Fault> {
+    let marked = match event {
+        Event::New(ends, entry) => Vec::from_iter(handle_new(&**m, &ends, entry).await?),
+        Event::Update(ends, entry) => Vec::from_iter(handle_update(&**m, &ends, entry).await?),
+        Event::Destroyed(ends, passing) => {
+            handle_destroyed(&**m, &ends, passing).await?;
+            Vec::new()
+        }
+        Event::Lost => catch_up(&**m).await?,
+    };
+    for marked in marked {
+        let own = Rc::clone(m);
+        m.spawn(async move {
+            or_warn(&*own, follow(&*own, marked).await);
+        });
+    }
+    Ok(())
+}
+
+/// Takes an entry that is new. Returns the mark of another program that it may have.
+async fn handle_new<M: Machine>(
     m: &M,
     ends: &Ends,
     entry: Entry,
@@ -62,10 +96,7 @@ pub async fn handle_new<M: Machine>(
 }
 
 /// Takes an entry that has changed. Returns the mark of another program that it may have.
-///
-/// # Errors
-/// As of [`handle_new`].
-pub async fn handle_update<M: Machine>(
+async fn handle_update<M: Machine>(
     m: &M,
     ends: &Ends,
     entry: Entry,
@@ -76,10 +107,7 @@ pub async fn handle_update<M: Machine>(
 }
 
 /// The entry of a connection is gone: it is made again if the connection is chosen or follows, and goes on.
-///
-/// # Errors
-/// As of [`handle_new`].
-pub async fn handle_destroyed<M: Machine>(
+async fn handle_destroyed<M: Machine>(
     m: &M,
     ends: &Ends,
     passing: Option<Passing>,
@@ -97,10 +125,7 @@ pub async fn handle_destroyed<M: Machine>(
 }
 
 /// Brings marks and the record together where changes were missed. Returns marks of other programs.
-///
-/// # Errors
-/// As of [`handle_new`].
-pub async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Fault> {
+async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Fault> {
     let entries = m.entries().await?;
     let mut marked = Vec::new();
     for (ends, entry) in &entries {
@@ -156,8 +181,8 @@ pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
 }
 
 /// Lets connections follow again that left their bumps a while ago.
-pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
-    let marks = || {
+pub(super) async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
+    let marks = || -> Vec<Mark> {
         let now = m.now();
         m.conns(|conns| {
             let is_over = |conn: &Conn| conn.place.may_follow(now) && conn.choice.get().is_none();
@@ -165,6 +190,9 @@ pub async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
             left.map(|(pair, _)| Mark::moved(*pair, None)).collect()
         })
     };
+    if marks().is_empty() {
+        return Ok(());
+    }
     let failed = m.mark(marks).await;
     m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.place.move_to_left(m.now())));
     all_of::<M>(failed)
@@ -271,10 +299,7 @@ async fn relock<M: Machine>(m: &M, ends: &Ends, entry: Entry) -> Result<(), M::F
 
 /// Follows a mark of another program. A choice becomes one as `enable` and `disable` make it; of another move, which neither
 /// end knows of, the peer is told.
-///
-/// # Errors
-/// The system could not.
-pub async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fault> {
+async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fault> {
     let Marked {
         conn, bump, was, ..
     } = marked;

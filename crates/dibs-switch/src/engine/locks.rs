@@ -22,22 +22,19 @@ const LOOKS_PER_WHOLE: u32 = 30;
 
 /// Looks at the locks of a host, one after the other.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Looks {
+pub(super) struct Looks {
     next: Time,
     count: u32,
 }
 
 impl Looks {
     /// Time at which the next one is due.
-    pub fn due(&self, conns: &ConnTable) -> Time {
+    pub(super) fn due(&self, conns: &ConnTable) -> Time {
         { conns.next_lock() }.map_or(self.next, |due| due.min(self.next))
     }
 
     /// Locks what is due, and corrects now and then what others did to locks.
-    ///
-    /// # Errors
-    /// The kernel does not say, or does not take it.
-    pub async fn look<M: Machine>(&mut self, m: &M) -> Result<(), M::Fault> {
+    pub(super) async fn look<M: Machine>(&mut self, m: &M) -> Result<(), M::Fault> {
         if m.now() < self.next {
             return lock_due(m).await;
         }
@@ -83,13 +80,12 @@ async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
 }
 
 /// Connections of a peer that it is to be asked about, by the bump that they are on here.
-pub type Unconfirmed = BTreeMap<BumpId, Vec<Meant>>;
+type Unconfirmed = BTreeMap<BumpId, Vec<Meant>>;
 
 /// Finds out which peers are to be asked about which connections by now.
-///
-/// # Errors
-/// The kernel does not say.
-pub async fn unconfirmed<M: Machine>(m: &M) -> Result<BTreeMap<usize, Unconfirmed>, M::Fault> {
+pub(super) async fn unconfirmed<M: Machine>(
+    m: &M,
+) -> Result<BTreeMap<usize, Unconfirmed>, M::Fault> {
     let mut asking: BTreeMap<usize, Unconfirmed> = BTreeMap::new();
     if !m.locks() {
         return Ok(asking);
@@ -108,10 +104,11 @@ pub async fn unconfirmed<M: Machine>(m: &M) -> Result<BTreeMap<usize, Unconfirme
 }
 
 /// Asks one peer, until it does not answer, and notes which connections are on their bumps there, too.
-///
-/// # Errors
-/// The kernel does not say where they are by then.
-pub async fn ask<M: Machine>(m: &M, peer: usize, asked: &Unconfirmed) -> Result<(), M::Fault> {
+pub(super) async fn ask<M: Machine>(
+    m: &M,
+    peer: usize,
+    asked: &Unconfirmed,
+) -> Result<(), M::Fault> {
     for (bump, conns) in asked {
         for conns in conns.chunks(ROUND) {
             // The peer takes the question for a word that they are there: some have begun to move while it was asked
@@ -206,7 +203,7 @@ async fn note_answers<M: Machine>(
 }
 
 /// Answers a peer whether connections are on a bump here; those that are, the peer just said, are so at both ends.
-pub async fn answer<M: Machine>(
+pub(super) async fn answer<M: Machine>(
     m: &M,
     peer: usize,
     bump: BumpId,

@@ -1,0 +1,161 @@
+//! Tasks that go on for good beside all else. Each looks when something is due, and when it is woken. One peer that does not answer
+//! holds up no other.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use dibs_core::Time;
+use futures_util::future::{Either, select};
+
+use super::{Machine, Task, entries, locks, or_warn, rules, shadows, tells};
+
+/// Time between two looks at what peers are to confirm that nothing gave cause for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Time between two looks at sessions while a rule asks for one.
+const SESSIONS_EVERY: Duration = Duration::from_millis(500);
+
+/// Begins all of them.
+pub fn begin<M: Machine + 'static>(m: &Rc<M>) {
+    let own = || Rc::clone(m);
+    if m.keeps_plain_open() {
+        let own = own();
+        m.spawn(async move { shadows::keep(&*own).await });
+    }
+    let (sessions, telling, asking, locks) = (own(), own(), own(), own());
+    m.spawn(async move { keep_sessions(&*sessions).await });
+    m.spawn(async move { keep_telling(&telling).await });
+    m.spawn(async move { keep_asking(&asking).await });
+    m.spawn(async move { keep_locks(&*locks).await });
+}
+
+/// Waits until then, or for ever without a time; but no longer than until a task is woken. True if it was not.
+async fn is_due<M: Machine>(m: &M, task: Task, due: Option<Time>) -> bool {
+    let woken = pin!(m.woken(task));
+    let Some(due) = due else {
+        woken.await;
+        return false;
+    };
+    let late = pin!(m.sleep(due.since(m.now())));
+    matches!(select(late, woken).await, Either::Left(_))
+}
+
+/// Tells peers of choices, and has connections follow their rules again.
+async fn keep_telling<M: Machine + 'static>(m: &Rc<M>) {
+    loop {
+        let due = m.conns(|conns| {
+            let dues = conns.next_telling().into_iter();
+            dues.chain(conns.next_moved()).min()
+        });
+        if !is_due(&**m, Task::Tell, due).await {
+            continue;
+        }
+        let moved = m.conns(|conns| conns.take_moved(m.now()));
+        if !moved.is_empty() {
+            let own = Rc::clone(m);
+            m.spawn(async move {
+                or_warn(&*own, rules::follow_again(&*own, moved).await);
+            });
+        }
+        for (peer, due) in tells::take_due(&**m, None) {
+            let own = Rc::clone(m);
+            m.spawn(async move {
+                // What it does not answer it is told again.
+                let _ = tells::tell_choices(&*own, peer, due).await;
+            });
+        }
+    }
+}
+
+/// Asks peers to confirm where connections are, after each switch and from time to time; lets those follow again before that left
+/// their bumps a while ago.
+async fn keep_asking<M: Machine + 'static>(m: &Rc<M>) {
+    let busy = Rc::new(Busy::default());
+    loop {
+        is_due(&**m, Task::Confirm, Some(m.now() + LOOK_EVERY)).await;
+        m.note_done(
+            "let connections follow again",
+            entries::let_follow(&**m).await,
+        );
+        m.note_done("ask peers to confirm", ask(m, &busy).await);
+    }
+}
+
+async fn ask<M: Machine + 'static>(m: &Rc<M>, busy: &Rc<Busy>) -> Result<(), M::Fault> {
+    for (peer, asked) in locks::unconfirmed(&**m).await? {
+        if !busy.begin(peer) {
+            continue;
+        }
+        let (own, busy) = (Rc::clone(m), Rc::clone(busy));
+        m.spawn(async move {
+            let confirmed = locks::ask(&*own, peer, &asked).await;
+            own.note_done("lock what peers confirmed", confirmed);
+            if busy.end(peer) {
+                own.wake(Task::Confirm);
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Peers that are being asked. True: a look passed over one meanwhile.
+#[derive(Debug, Default)]
+struct Busy(RefCell<BTreeMap<usize, bool>>);
+
+impl Busy {
+    /// Begins to ask a peer. False if it is being asked: that it was passed over is told at the end.
+    fn begin(&self, peer: usize) -> bool {
+        let peers = &mut *self.0.borrow_mut();
+        let known = peers.get_mut(&peer).map(|passed_over| *passed_over = true);
+        known.is_none() && peers.insert(peer, false).is_none()
+    }
+
+    /// Ends to ask a peer. True if it was passed over meanwhile.
+    fn end(&self, peer: usize) -> bool {
+        self.0.borrow_mut().remove(&peer) == Some(true)
+    }
+}
+
+/// Locks connections that are on their bumps at both ends, and mends what is done to locks.
+async fn keep_locks<M: Machine>(m: &M) {
+    let mut looks = locks::Looks::default();
+    loop {
+        // Woken for more that will be due, and there may be thousands: nothing is looked at for that.
+        let due = m.conns(|conns| looks.due(conns));
+        if is_due(m, Task::Lock, Some(due)).await {
+            m.note_done("lock connections", looks.look(m).await);
+        }
+    }
+}
+
+/// Has rules that prefer their bump follow which peers have a session.
+async fn keep_sessions<M: Machine>(m: &M) {
+    loop {
+        let looked = rules::look_at_sessions(m).await;
+        m.note_done("apply rules that prefer their bump", looked);
+        let next = m.prefers().then(|| m.now() + SESSIONS_EVERY);
+        is_due(m, Task::Sessions, next).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Peer 0 says nothing, look after look; peer 1 is asked and answers at each of them.
+    #[test]
+    fn a_silent_peer_keeps_nobody_from_being_asked() {
+        let busy = Busy::default();
+        assert!(busy.begin(0));
+        for _ in 0..3 {
+            assert!(busy.begin(1));
+            assert!(!busy.end(1), "nobody looked meanwhile");
+            assert!(!busy.begin(0), "it is being asked");
+        }
+        assert!(busy.end(0), "what came meanwhile is asked once it answered");
+        assert!(busy.begin(0));
+        assert!(!busy.end(0));
+    }
+}
