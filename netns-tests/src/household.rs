@@ -16,15 +16,19 @@
 //! `dsl` is trusted, `lte` is not, and the default bump is `seal`. On `b` the households appear as `10.77.0.2` and `10.77.0.3`.
 //! They call every address the server's, and `10.8.0.0/24` too.
 
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::dibs::PORT;
 use dibs_lab::{Capture, Lab, LinkSpec};
 use dibs_netns::Host;
 
-use crate::daemon::Node;
+use crate::daemon::{Node, wait};
 use crate::eavesdropper::is_tcp;
 use crate::programs;
 use crate::traffic::{Talk, connect_from};
@@ -235,6 +239,72 @@ impl Ears {
             );
         }
         Ok(())
+    }
+}
+
+/// Connections that answer each other in rounds until they are stopped.
+#[derive(Debug)]
+pub struct Rounds {
+    stop: Arc<AtomicBool>,
+    number: Arc<AtomicU64>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Rounds {
+    const SAID: &[u8; 22] = b"a key that was pressed";
+
+    /// Opens so many connections from a host to `web`, and begins.
+    ///
+    /// # Errors
+    /// If one does not come about.
+    pub fn start(net: &Households, from: &Host, connections: usize) -> Result<Self> {
+        let ends = (0..connections).map(|_| net.connect(from, 0, web(80)));
+        let mut ends = ends.collect::<Result<Vec<_>>>()?;
+        let (stop, number) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&number));
+        let thread = std::thread::spawn(move || {
+            let mut heard = [0; Self::SAID.len()];
+            while !stopped.load(Ordering::Relaxed) {
+                for (near, _) in &mut ends {
+                    near.write_all(Self::SAID)?;
+                }
+                for (_, far) in &mut ends {
+                    far.read_exact(&mut heard)?;
+                    far.write_all(&heard)?;
+                }
+                for (near, _) in &mut ends {
+                    near.read_exact(&mut heard)?;
+                    ensure!(&heard == Self::SAID);
+                }
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Ok(Self {
+            stop,
+            number,
+            thread,
+        })
+    }
+
+    /// Waits for two more rounds: the first may have begun before.
+    ///
+    /// # Errors
+    /// If they do not come.
+    pub fn go_on(&self) -> Result<()> {
+        let from = self.number.load(Ordering::Relaxed);
+        wait("each connection to go on", || {
+            self.thread.is_finished() || self.number.load(Ordering::Relaxed) > from + 1
+        })
+    }
+
+    /// Ends the rounds.
+    ///
+    /// # Errors
+    /// If a connection broke, or brought other bytes.
+    pub fn finish(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("it does not panic")
     }
 }
 

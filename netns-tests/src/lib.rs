@@ -18,6 +18,7 @@
 //! ```
 
 pub mod attacker;
+pub mod browser;
 pub mod daemon;
 mod dice;
 pub mod docker;
@@ -30,6 +31,7 @@ pub mod member;
 pub mod plaintext;
 pub mod programs;
 pub mod routed;
+pub mod ssh;
 pub mod topology;
 pub mod traffic;
 pub mod vpn;

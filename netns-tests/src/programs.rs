@@ -9,7 +9,7 @@ use dibs_lab::dibs::Programs;
 use dibs_netns::require_programs;
 
 /// Programs that the tests start, and the Debian packages they come in.
-const NEEDED: [(&str, &str); 11] = [
+const NEEDED: [(&str, &str); 13] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("ip", "iproute2"),
@@ -20,6 +20,8 @@ const NEEDED: [(&str, &str); 11] = [
     ("openssl", "openssl"),
     ("openvpn", "openvpn"),
     ("socat", "socat"),
+    ("ssh", "openssh-client"),
+    ("sshd", "openssh-server"),
     ("wireguard-go", "wireguard-go"),
 ];
 

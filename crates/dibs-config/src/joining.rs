@@ -311,6 +311,31 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_as_docs_protocol_md_says() {
+        let document = include_str!("../../../docs/protocol.md");
+        let hexadecimal =
+            |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+        let line = document
+            .lines()
+            .find_map(|line| line.strip_prefix("    dibs1,"));
+        let line = format!("dibs1,{}", line.unwrap());
+        let host: crate::setup::Introduction = line.parse().unwrap();
+        assert_eq!(host.to_string(), line);
+        let token = host.token.unwrap();
+        for (name, digits) in [
+            ("responder_public", hexadecimal(host.public_key.as_bytes())),
+            ("token", hexadecimal(token.0.as_bytes())),
+            ("token_public", token.id()),
+            ("ticket", hexadecimal(&token.ticket("van"))),
+        ] {
+            assert!(
+                document.contains(&format!("\n{name} = {digits}\n")),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
     fn peers_that_joined_stand_behind_those_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("dibsd.toml");

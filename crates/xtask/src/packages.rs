@@ -17,16 +17,19 @@ pub(crate) const LAB: [Need; 3] = [
     ("iptables", "iptables"),
 ];
 /// What the tests need beside that.
-pub(crate) const TESTS: [Need; 10] = [
+pub(crate) const TESTS: [Need; 13] = [
+    ("chromium-headless-shell", "chromium-headless-shell"),
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
-    // Only the program is used; on Debian its service starts when it is installed.
+    // Only the program is used of this and of sshd; on Debian their services start when they are installed.
     ("nginx", "nginx-light"),
     ("openssl", "openssl"),
     ("openvpn", "openvpn"),
     ("socat", "socat"),
+    ("ssh", "openssh-client"),
+    ("sshd", "openssh-server"),
     ("sysctl", "procps"),
     ("wireguard-go", "wireguard-go"),
 ];

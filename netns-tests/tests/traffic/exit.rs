@@ -1,20 +1,18 @@
 //! The Internet behind a server: connections to anywhere leave a household by bumps over both its uplinks, and go on in the
 //! server's name.
 
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_netns::Host;
 use netns_tests::daemon::wait;
-use netns_tests::household::{Ears, Households, web, web_v6};
+use netns_tests::household::{Ears, Households, Rounds, web, web_v6};
 use netns_tests::routed::exchange;
+use netns_tests::ssh::Session;
 use netns_tests::traffic::{SETTLED, Talk, connect, connect_from};
-use netns_tests::{Node, docker, isolated};
+use netns_tests::{Node, browser, docker, isolated, isolated_with_users};
 use nix::sys::signal::Signal;
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -518,69 +516,16 @@ fn what_begins_while_the_server_is_away_waits_or_leaves_directly() {
     });
 }
 
-/// Connections that answer each other in rounds until they are stopped.
-struct Rounds {
-    stop: Arc<AtomicBool>,
-    number: Arc<AtomicU64>,
-    thread: JoinHandle<Result<()>>,
-}
-
-impl Rounds {
-    const SAID: &[u8; 22] = b"a key that was pressed";
-
-    fn start(net: &Households, from: &Host, connections: usize) -> Result<Self> {
-        let ends = (0..connections).map(|_| net.connect(from, 0, web(22)));
-        let mut ends = ends.collect::<Result<Vec<_>>>()?;
-        let (stop, number) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&number));
-        let thread = std::thread::spawn(move || {
-            let mut heard = [0; Self::SAID.len()];
-            while !stopped.load(Ordering::Relaxed) {
-                for (near, _) in &mut ends {
-                    near.write_all(Self::SAID)?;
-                }
-                for (_, far) in &mut ends {
-                    far.read_exact(&mut heard)?;
-                    far.write_all(&heard)?;
-                }
-                for (near, _) in &mut ends {
-                    near.read_exact(&mut heard)?;
-                    ensure!(&heard == Self::SAID);
-                }
-                counted.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(())
-        });
-        Ok(Self {
-            stop,
-            number,
-            thread,
-        })
-    }
-
-    /// Waits for two more rounds: the first may have begun before.
-    fn go_on(&self) -> Result<()> {
-        let from = self.number.load(Ordering::Relaxed);
-        wait("each connection to go on", || {
-            self.thread.is_finished() || self.number.load(Ordering::Relaxed) > from + 1
-        })
-    }
-
-    fn finish(self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("it does not panic")
-    }
-}
-
 /// Uplinks swallow everything in turn, and then both at once.
 #[test]
 fn uplinks_fail_under_hundreds_of_connections() {
-    isolated(|| {
+    isolated_with_users(|| {
         Households::run(1, |net| {
             let home = &net.homes[0];
             home.node.ctl(&ALL)?;
             let rounds = Rounds::start(net, &home.devices[0], 200)?;
             let talk = net.talk(&home.devices[1], 0, web(443))?;
+            let mut session = Session::start(&home.devices[2], &net.web, "192.0.2.80")?;
             for uplinks in [&["dsl"][..], &["lte"], &["dsl", "lte"]] {
                 let routers = || {
                     let all = ["dsl", "lte"].into_iter().zip(&home.uplinks);
@@ -595,13 +540,16 @@ fn uplinks_fail_under_hundreds_of_connections() {
                 for name in uplinks {
                     home.node.wait_path(name, "down")?;
                 }
+                session.press()?;
                 if uplinks.len() == 1 {
+                    session.echoes()?;
                     rounds.go_on()?;
                     talk.advance(SETTLED)?;
                 }
                 for (_, router) in routers() {
                     router.run("nft delete table inet cut")?;
                 }
+                session.echoes()?;
                 rounds.go_on()?;
                 talk.advance(SETTLED)?;
                 for name in uplinks {
@@ -610,6 +558,21 @@ fn uplinks_fail_under_hundreds_of_connections() {
             }
             rounds.finish()?;
             talk.finish()
+        })
+    });
+}
+
+/// All objects arrive with TLS and HTTP/2, by both uplinks, and none in plain TCP.
+#[test]
+fn a_browser_on_a_device_loads_a_page_over_both_uplinks() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let home = &net.homes[0];
+            home.node.ctl(&ALL)?;
+            let _server = browser::serve(&net.web)?;
+            let ears = Ears::new(home)?;
+            browser::browse(&home.devices[0], "192.0.2.80")?;
+            ears.heard_no_tcp(20)
         })
     });
 }

@@ -10,8 +10,8 @@ use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 
 use crate::session::{
-    EPOCH, FLOW, INCARNATION, INITIATOR, INITIATOR_EPHEMERAL, PATH, PRESHARED, RESPONDER,
-    RESPONDER_EPHEMERAL, RESPONDER_INDEX, SEQ, SOLO_OFFSET, chained, cookie, handshake,
+    EPOCH, FLOW, INCARNATION, INITIATOR, INITIATOR_EPHEMERAL, JOINS_AS, PATH, PRESHARED, RESPONDER,
+    RESPONDER_EPHEMERAL, RESPONDER_INDEX, SEQ, SOLO_OFFSET, TOKEN, chained, cookie, handshake,
     header_block, plaintext, public,
 };
 use crate::{Vector, unhex};
@@ -124,12 +124,20 @@ pub(crate) fn hello_of(message: &[u8]) -> Vec<u8> {
 /// Message 1 as the initiator of the vectors writes it, and its state.
 fn message_1(suite: Suite, integrity: Integrity) -> (Vec<u8>, HandshakeState) {
     let start = vec![1, 1, suite as u8, integrity as u8, 0x0a, 0x0b, 0x0c, 0x0d];
-    first_message(start, 0, (1, None), &PRESHARED)
+    first_message(start, &[], 0, (1, None), &PRESHARED)
 }
 
-/// Message 1 of which this is the start, `nanos` later, with the label of its path and the secret that it names.
+/// Message 1 of a host that joins by an untrusted path, without a preshared key.
+fn joining_message_1() -> Vec<u8> {
+    let start = vec![1, 1, 1, 0, 0x0a, 0x0b, 0x0c, 0x0d];
+    let ticket = [&TOKEN[..], JOINS_AS.as_bytes()].concat();
+    first_message(start, &ticket, 0, (0, None), &[0; 32]).0
+}
+
+/// Message 1 of which this is the start, with this ticket, `nanos` later, with the label of its path and the secret that it names.
 fn first_message(
     mut message: Vec<u8>,
+    ticket: &[u8],
     nanos: u32,
     (label, named): (u8, Option<&[u8]>),
     psk: &[u8; 32],
@@ -142,12 +150,13 @@ fn first_message(
         .expect("complete");
     let mut payload = 1_700_000_000u64.to_be_bytes().to_vec();
     payload.extend((123_456_789u32 + nanos).to_be_bytes());
-    payload.extend([0, 23]);
+    payload.extend([0, 23 + ticket.len() as u8]);
     payload.push(1);
     payload.extend([0x11; 8]);
     payload.extend(32_768u32.to_be_bytes());
     // Three bumps: scramble, share with two of two, seal.
     payload.extend([3, 1, 0, 0, 2, 2, 2, 3, 0, 0]);
+    payload.extend(ticket);
     payload.resize(1038, 0);
     payload.extend([label, u8::from(named.is_some())]);
     payload.extend(named.unwrap_or_default());
@@ -221,7 +230,7 @@ fn chained_handshake(first: &Keys) -> (Vec<u8>, Vec<u8>) {
     let agreed = (Suite::Aes256Gcm, Integrity::On);
     let start = vec![1, 1, 1, 0, 0x0a, 0x0b, 0x0c, 0x0e];
     let psk = chained_psk(first);
-    let (message_1, state) = first_message(start, 1, (0, Some(&first.chain_id)), &psk);
+    let (message_1, state) = first_message(start, &[], 1, (0, Some(&first.chain_id)), &psk);
     let answer = [2, 1, 0, 0, 0x0a, 0x0b, 0x0c, 0x0e];
     let index = RESPONDER_INDEX + 1;
     let keys = keys_of(state, &chained(agreed).message_2, answer, (index, 0));
@@ -329,6 +338,7 @@ pub(crate) fn vectors() -> Vec<Vector> {
     vec![
         ("chained_message_1", chained_message_1),
         ("chained_session_id", chained_session),
+        ("joining_message_1", joining_message_1()),
         ("mac1_of_message_1", message_1[1168..1184].to_vec()),
         ("message_1", message_1),
         ("shape_masks", masks),

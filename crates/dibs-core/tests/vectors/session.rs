@@ -3,7 +3,7 @@
 use core::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump::{self, Padding, Scheme};
-use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig, Ticket};
 use dibs_core::preference::Usage;
 use dibs_core::session::{
     Arrived, CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity,
@@ -31,6 +31,10 @@ const INITIATOR_INDEX: u32 = 0x0a0b_0c0d;
 pub(crate) const RESPONDER_INDEX: u32 = 0x1a1b_1c1d;
 const WALL: Duration = Duration::new(1_700_000_000, 123_456_789);
 const SOURCE: &str = "192.0.2.1:5300";
+
+/// Token of a host that joins, and the name that it gives itself.
+pub(crate) const TOKEN: [u8; 32] = [0x0b; 32];
+pub(crate) const JOINS_AS: &str = "van";
 
 /// Where the datagrams of the vectors stand.
 pub(crate) const PATH: u8 = 2;
@@ -102,9 +106,12 @@ impl End {
 
     /// A call by a path that is trusted, or not.
     fn call(&mut self, trusted: bool) -> Vec<u8> {
-        let hello = hello(0x1111_1111_1111_1111);
+        self.call_saying(&hello(0x1111_1111_1111_1111), trusted)
+    }
+
+    fn call_saying(&mut self, hello: &Hello, trusted: bool) -> Vec<u8> {
         let (now, script) = (Time::ZERO, &mut self.script);
-        { &mut self.sessions }.initiate(now, WALL, self.peer, Way::new(trusted), &hello, script)
+        { &mut self.sessions }.initiate(now, WALL, self.peer, Way::new(trusted), hello, script)
     }
 }
 
@@ -211,6 +218,16 @@ pub(crate) fn cookie() -> [Vec<u8>; 3] {
     [message_1, reply, again]
 }
 
+/// A ticket, the hello that carries it, and message 1 of a host that joins by an untrusted path. No preshared key is in it.
+fn joining() -> [Vec<u8>; 3] {
+    let ticket = [&TOKEN[..], JOINS_AS.as_bytes()].concat();
+    let hello = [hello(0x1111_1111_1111_1111).as_bytes(), &ticket].concat();
+    let (mut initiator, _) = ends((Suite::Aes256Gcm, Integrity::On));
+    let said = Hello::new(hello.clone()).expect("58 bytes");
+    let message_1 = initiator.call_saying(&said, false);
+    [ticket, hello, message_1]
+}
+
 /// The plaintext of the vectors.
 pub(crate) fn plaintext() -> Vec<u8> {
     b"0123456789".repeat(13)
@@ -311,7 +328,13 @@ pub(crate) fn vectors() -> Vec<Vector> {
     let chacha_payload = chacha.scrambled();
     let mut off = handshake((Suite::Aes256Gcm, Integrity::Off));
     let off_payload = off.scrambled();
+    let [ticket, joining_hello, joining_message_1] = joining();
     vec![
+        ("token", TOKEN.to_vec()),
+        ("token_public", public(TOKEN).as_bytes().to_vec()),
+        ("ticket", ticket),
+        ("joining_hello", joining_hello),
+        ("joining_message_1", joining_message_1),
         ("initiator_private", INITIATOR.to_vec()),
         ("initiator_public", public(INITIATOR).as_bytes().to_vec()),
         ("responder_private", RESPONDER.to_vec()),
@@ -410,10 +433,11 @@ fn a_node_says_hello_as_documented() {
         hint: None,
     };
     let mut node = Node::new(Time::ZERO, config, [9; 32]).expect("another key");
+    let [ticket, expected, _] = joining();
+    node.set_ticket(0, Ticket::new(ticket.into()).expect("35 bytes"));
     node.handle_timeout(Time::ZERO, WALL);
     let call = node.poll_transmit(Time::ZERO).expect("it calls its peer");
     let found = rules::hello_of(call.bytes);
-    let expected = hello(0);
     let (version, rest) = found.split_at(1);
-    assert_eq!((version, &rest[8..]), (&[1][..], &expected.as_bytes()[9..]));
+    assert_eq!((version, &rest[8..]), (&[1][..], &expected[9..]));
 }
