@@ -9,6 +9,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_netem::rng::mix;
 use dibs_switch::conns::Socket;
+use dibs_switch::matching::Carrying;
 use dibs_wire::FlowKey;
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp::{self, CongestionControl, State};
@@ -52,6 +53,8 @@ pub struct Conn {
     pub stopped: bool,
     /// One of the ends gave up.
     pub aborted: bool,
+    /// It was in plain, wherever it began.
+    pub left: bool,
     number: u32,
     ends: [End; 2],
     pause_until: Option<Time>,
@@ -128,6 +131,7 @@ impl Conn {
             closes: [false; 2],
             stopped: false,
             aborted: false,
+            left: false,
             number: number as u32,
             ends: [end(0, plan.client), end(1, server)],
             pause_until: None,
@@ -287,6 +291,23 @@ impl Conn {
     pub fn is_open(&self, host: usize, kernel: &Kernel) -> bool {
         let begins = [State::Listen, State::SynSent, State::SynReceived];
         self.lives(host, kernel) && !begins.contains(&self.state(host, kernel))
+    }
+
+    /// What a host's kernel says of its socket.
+    pub fn carrying(&self, host: usize, kernel: &Kernel) -> Carrying {
+        let end = &self.ends[usize::from(self.ends[0].host != host)];
+        let waiting = match self.removed {
+            true => 0,
+            false => {
+                let socket = kernel.sockets.get::<tcp::Socket<'_>>(end.socket);
+                socket.recv_queue() as u64
+            }
+        };
+        Carrying {
+            socket: self.socket(host),
+            sent: end.sent,
+            received: end.received + waiting,
+        }
     }
 
     /// How a host's kernel numbers its socket.

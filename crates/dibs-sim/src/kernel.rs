@@ -24,6 +24,9 @@ use crate::coverage::{Coverage, Seen};
 use crate::offload;
 use track::{Heard, Track};
 
+/// Bytes that no window of these kernels has room for.
+const MOST_ROOM: u32 = 4 << 20;
+
 thread_local! {
     /// TSval of the kernel that runs: smoltcp asks a plain function for it.
     static TSVAL: Cell<u32> = const { Cell::new(0) };
@@ -202,26 +205,26 @@ impl Kernel {
                 }
             }
         }
-        let packet = self.as_asked(packet);
         let heard = self.hear(&packet);
         if !heard.withheld {
-            self.device.received.push_back(packet);
+            self.device.received.push_back(self.as_answered(packet));
         }
         self.repeat(heard.repetition);
         Ok(())
     }
 
-    /// Makes smoltcp answer a segment that asks where a connection stands: it drops one with an old acknowledgement before it
-    /// looks at the sequence number.
-    fn as_asked(&self, packet: Vec<u8>) -> Vec<u8> {
+    /// Makes smoltcp answer a segment from outside its window as Linux does: it drops one with an old acknowledgement before it looks
+    /// at the sequence number.
+    fn as_answered(&self, packet: Vec<u8>) -> Vec<u8> {
         let una = offload::tcp(&packet).and_then(|s| {
             let track = self.tracks.get(&s.tuple.reversed())?;
-            let is_bare = s.flags == flags::ACK && s.payload.is_empty() && s.window == 0;
+            let may_be_answered = s.has(flags::ACK) && s.flags & (flags::SYN | flags::RST) == 0;
             let acked = track
                 .acked
-                .filter(|_| is_bare && track.una.is_after(s.ack))?;
-            let is_outside = s.seq.distance_from(acked).unsigned_abs() > 1 << 30;
-            (is_outside || acked.is_after(s.seq)).then_some(track.una)
+                .filter(|_| may_be_answered && track.una.is_after(s.ack))?;
+            let asks = s.flags == flags::ACK && s.payload.is_empty() && s.window == 0;
+            let is_outside = s.seq.distance_from(acked).unsigned_abs() > MOST_ROOM;
+            (is_outside || asks && acked.is_after(s.seq)).then_some(track.una)
         });
         match una {
             Some(una) => offload::rewrite(&packet, |headers, _| headers.ack = una),

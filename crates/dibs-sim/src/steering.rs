@@ -23,7 +23,7 @@ use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::{self, Machine as _, renumbered};
 use dibs_switch::marks::SeenMark;
-use dibs_switch::matching::Matched;
+use dibs_switch::matching::{Carrying, Matched};
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_wire::FlowKey;
 use smoltcp::socket::tcp::State;
@@ -95,7 +95,7 @@ impl<'a> At<'a> {
         let Sockets(conns, numbers, host) = self.sockets;
         let found = |(pair, number): (&FlowKey, &usize)| {
             let found = Found {
-                socket: conns[*number].socket(host),
+                carrying: conns[*number].carrying(host, self.kernel),
                 speaks: self.kernel.speaks(pair),
                 window_scale: self.kernel.window_scale(pair),
                 state: conns[*number].state(host, self.kernel),
@@ -111,7 +111,7 @@ impl<'a> At<'a> {
 /// A socket that is not closed.
 #[derive(Clone, Copy, Debug)]
 struct Found {
-    socket: Socket,
+    carrying: Carrying,
     /// Socket that may still send or get something.
     speaks: bool,
     state: State,

@@ -1,19 +1,22 @@
 //! Random histories, and the promise that a seed repeats.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use dibs_sim::coverage::Histogram;
-use dibs_sim::history::BETWEEN;
+use dibs_sim::history::{BETWEEN, STRICT};
 
 /// Seeds of the normal test run; `cargo xtask sim --seeds N` runs any number.
 const SEEDS: u64 = 2000;
 /// Seeds of histories with devices on the ordinary route.
 const SEEDS_BETWEEN: u64 = 300;
+/// Seeds of those in which devices follow TCP's numbers, or change them.
+const SEEDS_STRICT: u64 = 200;
 
 #[test]
 fn random_histories_keep_all_promises() {
-    let next = AtomicU64::new(0);
+    let between = BETWEEN..BETWEEN + SEEDS_BETWEEN;
+    let strict = STRICT..STRICT + SEEDS_STRICT;
+    let seeds = Mutex::new((0..SEEDS).chain(between).chain(strict));
     let failures = Mutex::new(Vec::new());
     let seen = Mutex::new(Histogram::default());
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
@@ -21,11 +24,8 @@ fn random_histories_keep_all_promises() {
         for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let seed = match seed.checked_sub(SEEDS) {
-                        None => seed,
-                        Some(more) if more < SEEDS_BETWEEN => BETWEEN + more,
-                        Some(_) => return,
+                    let Some(seed) = seeds.lock().unwrap().next() else {
+                        return;
                     };
                     match dibs_sim::run(seed) {
                         Ok(report) => seen.lock().unwrap().add(&report.coverage),

@@ -21,9 +21,9 @@ use dibs_settings::BumpId;
 
 use crate::answering::Refusal;
 use crate::asking::Conclusion;
-use crate::conns::{Meant, Socket};
+use crate::conns::Meant;
 use crate::knock::{self, Numbers};
-use crate::matching::{Matched, Stand};
+use crate::matching::{Carrying, Matched, Stand};
 use crate::messages::{Body, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
 use crate::rules::{Rule, Ruling, Wants};
@@ -385,11 +385,11 @@ pub trait Machine {
         &self,
         pairs: &BTreeSet<FlowKey>,
     ) -> Result<BTreeMap<FlowKey, Stand>, Self::Fault>;
-    /// Sockets here of these connections, to whomever they go.
+    /// Sockets here of these connections, to whomever they go, and what they carry.
     ///
     /// # Errors
     /// As of [`lives`](Self::lives).
-    async fn sockets(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Socket>, Self::Fault>;
+    async fn sockets(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Carrying>, Self::Fault>;
     /// Addresses that a peer's datagrams come from.
     ///
     /// # Errors

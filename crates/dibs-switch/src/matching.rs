@@ -44,6 +44,17 @@ pub struct Matched {
     pub socket: Socket,
 }
 
+/// Socket here, and the bytes that its connection has carried each way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carrying {
+    /// The socket.
+    pub socket: Socket,
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
+}
+
 /// State of a connection by the words of the kernel that has it: an acknowledgement without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stand {
@@ -93,8 +104,10 @@ pub fn probes(pair: &FlowKey) -> [Vec<u8>; 2] {
 
 /// True if a connection that stands so at the asking end, and a moment later so here, is one.
 ///
-/// The asking end's numbers are its word. What it cannot have from anybody but the kernel here is what that sends.
-pub fn fits(asking: &Stand, here: &Stand) -> bool {
+/// The asking end's numbers are its word. What it cannot have from anybody but the kernel here is what that sends. A connection has
+/// gone on since by no more than it ever carried: a copy of the acknowledgement under the name of another connection would
+/// otherwise fit one time in fifteen.
+pub fn fits(asking: &Stand, here: &Stand, carrying: &Carrying) -> bool {
     let ahead = |of: u32, than: u32| of.wrapping_sub(than) as i32;
     let (sent_there, sent_here) = (ahead(here.ack, asking.seq), ahead(here.seq, asking.ack));
     let stamps = here.timestamps.zip(asking.timestamps);
@@ -111,7 +124,11 @@ pub fn fits(asking: &Stand, here: &Stand) -> bool {
         Some(_) => return false,
         None => PROGRESS_UNSTAMPED,
     };
-    (0..=most).contains(&sent_here) && (-WINDOW..=PROGRESS).contains(&sent_there)
+    // The ends of a stream have numbers, too.
+    let at_most = |most: i32, carried: u64| i64::from(most).min(carried.saturating_add(2) as i64);
+    (0..=at_most(most, carrying.sent)).contains(&i64::from(sent_here))
+        && (-i64::from(WINDOW)..=at_most(PROGRESS, carrying.received))
+            .contains(&i64::from(sent_there))
 }
 
 /// Search for the names here of connections that a peer shows.
@@ -181,7 +198,7 @@ impl Search {
         &self,
         index: usize,
         asking: &Stand,
-        here: &BTreeMap<FlowKey, Stand>,
+        here: &BTreeMap<FlowKey, (Stand, Carrying)>,
     ) -> Result<FlowKey, Outcome> {
         let Some(heard) = self.heard.get(&index) else {
             return Err(match self.renumbered.contains(&index) {
@@ -189,7 +206,10 @@ impl Search {
                 false => Outcome::NotHeard,
             });
         };
-        let is_one = |pair: &&FlowKey| here.get(pair).is_some_and(|here| fits(asking, here));
+        let is_one = |pair: &&FlowKey| {
+            let here = here.get(pair);
+            here.is_some_and(|(stand, carrying)| fits(asking, stand, carrying))
+        };
         let fitting: Vec<&FlowKey> = heard.iter().filter(is_one).collect();
         match fitting[..] {
             [pair] => Ok(*pair),
@@ -215,6 +235,29 @@ mod tests {
         ack: 1000,
         timestamps: Some((95_000, 480)),
     };
+
+    const LARGE: Carrying = Carrying {
+        socket: Socket(7),
+        sent: 1 << 32,
+        received: 1 << 32,
+    };
+
+    fn fits(asking: &Stand, here: &Stand) -> bool {
+        super::fits(asking, here, &LARGE)
+    }
+
+    /// A small one, and the shown acknowledgement under its name.
+    #[test]
+    fn a_connection_has_not_gone_on_by_more_than_it_carried() {
+        let small = Carrying {
+            sent: 5000,
+            received: 300,
+            ..LARGE
+        };
+        let fits = |seq, ack| super::fits(&ASKING, &Stand { seq, ack, ..HERE }, &small);
+        assert!(fits(82_000, 1300) && fits(77_000, 900));
+        assert!(!fits(83_000, 1300) && !fits(82_000, 1400));
+    }
 
     #[test]
     fn two_ends_fit_that_have_what_the_other_sent() {
@@ -272,7 +315,8 @@ mod tests {
             ..HERE
         };
         let name = |search: &Search, here: &[(FlowKey, Stand)]| {
-            search.name(0, &ASKING, &here.iter().copied().collect())
+            let here = here.iter().map(|(pair, stand)| (*pair, (*stand, LARGE)));
+            search.name(0, &ASKING, &here.collect())
         };
         assert_eq!(
             name(&search, &[(others, strange)]),

@@ -27,6 +27,10 @@ const FRESH_FOR: Duration = Duration::from_secs(30);
 /// Bytes by which the first shadow acknowledges less than the kernel has. Linux's conntrack takes what is up to 66,000 bytes behind
 /// what it has seen (MAXACKWINDOW).
 const BEHIND: u32 = 64_000;
+/// Bytes by which the other end may be ahead of what the kernel here was told, as plain is quicker than the bump.
+const AHEAD: u32 = 64 << 20;
+/// Bytes by which a late packet may be behind what was heard.
+const BEFORE: u32 = 1 << 20;
 /// Time before the same is shown again to an end that is not heard.
 const REPEAT_AFTER: Duration = Duration::from_millis(300);
 /// Repetitions of that.
@@ -123,6 +127,8 @@ pub struct Shadow {
     knocked: Option<Time>,
     /// Bytes between what is shown and where this end stands.
     behind: u32,
+    /// Numbers of this end at the last look.
+    stands: Option<Numbers>,
 }
 
 impl Shadow {
@@ -140,6 +146,7 @@ impl Shadow {
             asked: None,
             knocked: None,
             behind: 0,
+            stands: None,
         }
     }
 
@@ -153,14 +160,32 @@ impl Shadow {
         }
     }
 
-    /// The other end was heard in plain.
+    /// The other end was heard in plain. Numbers that it cannot have are somebody else's: each answer would be as wrong, and be answered.
     pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
+        if !self.is_possible(numbers) {
+            return;
+        }
         self.heard_at = now;
         // An end that repeats itself does not get on.
         self.is_answer_due |= !self.is_heard || self.heard == Some(numbers);
         self.heard = Some(numbers);
         self.is_heard = true;
         self.repeated = 0;
+    }
+
+    /// True if the other end may stand so: not before what was heard of it, and not further than both kernels are.
+    fn is_possible(&self, numbers: Numbers) -> bool {
+        let Some((before, stands)) = self.heard.zip(self.stands) else {
+            return true;
+        };
+        let up_to = |from: SeqNumber, to: SeqNumber| to.raw().wrapping_sub(from.raw());
+        let lies = |number, before: SeqNumber, stands: SeqNumber| {
+            // What was heard last may be ahead of what the kernel was told since.
+            let most = up_to(before, stands.add(AHEAD));
+            up_to(before.add(BEFORE.wrapping_neg()), number) <= most.saturating_add(BEFORE)
+        };
+        lies(numbers.acked, before.acked, stands.given)
+            && lies(numbers.given, before.given, stands.acked)
     }
 
     /// The connection is about to go to plain: the routers are to know all of it.
@@ -218,6 +243,7 @@ impl Shadow {
         let window = u32::from(WINDOW) << scale.min(14);
         let next = self.within_window(stands, window);
         self.behind = next.bytes_to(stands);
+        self.stands = Some(stands);
         let is_asked = self.is_asked(now);
         let answers = std::mem::take(&mut self.is_answer_due);
         if let Some((shown, at)) = self.shown {
@@ -523,6 +549,25 @@ mod tests {
         assert_eq!(ends.shown, before);
         (0..90).for_each(|_| ends.tick());
         assert_eq!(ends.shown, before + 2);
+        assert!(ends.is_open());
+    }
+
+    /// A copy of another connection's shadow used to begin an exchange of thousands.
+    #[test]
+    fn numbers_that_the_other_end_cannot_have_are_not_answered() {
+        let mut ends = Ends::new();
+        (0..30).for_each(|_| ends.tick());
+        ends.shadows.iter_mut().for_each(|shadow| shadow.ask(START));
+        let (before, stands) = (ends.shown, ends.stands(0).given);
+        for (given, acked) in [(1 << 30, 0), (0, 1 << 30), (1 << 31, 1 << 31)] {
+            let forged = Numbers {
+                given: stands.add(given),
+                acked: stands.add(acked),
+            };
+            ends.shadows[0].handle_heard(forged, ends.now);
+            (0..3).for_each(|_| ends.tick());
+        }
+        assert_eq!(ends.shown, before);
         assert!(ends.is_open());
     }
 

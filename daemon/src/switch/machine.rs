@@ -7,7 +7,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::Connection;
-use dibs_policy::sockets::{self, TcpSocket};
+use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
 use dibs_switch::conns::{Meant, Socket, host_id};
@@ -15,7 +15,7 @@ use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, knocks, rules};
 use dibs_switch::knock::{self, Numbers};
-use dibs_switch::matching::{Matched, Stand};
+use dibs_switch::matching::{Carrying, Matched, Stand};
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants};
@@ -307,10 +307,20 @@ impl Machine for Daemon {
         knocking::stands_of(self, pairs).await
     }
 
-    async fn sockets(&self, pairs: &[FlowKey]) -> anyhow::Result<BTreeMap<FlowKey, Socket>> {
+    async fn sockets(&self, pairs: &[FlowKey]) -> anyhow::Result<BTreeMap<FlowKey, Carrying>> {
         let found = sockets::find(pairs).await?.into_iter();
-        let socket = |found: TcpSocket| (found.key, Socket(found.cookie as u32));
-        Ok(found.map(socket).collect())
+        let carrying = |found: TcpSocket| {
+            let counts = found.counts;
+            // Of what the kernel does not tell, anything is possible.
+            let of = |count: fn(&TcpCounts) -> u64| counts.as_ref().map_or(u64::MAX, count);
+            let carrying = Carrying {
+                socket: Socket(found.cookie as u32),
+                sent: of(|counts| counts.bytes_acked + u64::from(counts.outstanding)),
+                received: of(|counts| counts.bytes_received),
+            };
+            (found.key, carrying)
+        };
+        Ok(found.map(carrying).collect())
     }
 
     async fn addresses_of(&self, peer: usize) -> anyhow::Result<BTreeSet<IpAddr>> {

@@ -444,11 +444,8 @@ impl Conn {
     /// The connection came here from elsewhere: the kernels' numbers are to be compared. Those of an earlier time here say nothing
     /// any more.
     pub fn compare_anew(&mut self) {
-        let differ = self.is_renumbered();
-        self.numbers = Some(Box::new(Numbers {
-            differ,
-            ..Numbers::default()
-        }));
+        self.numbers.get_or_insert_default();
+        self.forget_numbers();
         if let Some(inc) = &mut self.inc {
             inc.ack_floor = AckFloor::default();
         }
@@ -464,11 +461,25 @@ impl Conn {
         self.numbers.as_ref().is_some_and(|numbers| numbers.differ)
     }
 
+    /// A reset came or went: a connection that begins with the same ends has other numbers, and a kernel that knows nothing of it answers
+    /// with numbers of its own.
+    fn forget_numbers(&mut self) {
+        if let Some(numbers) = &mut self.numbers {
+            let differ = numbers.differ;
+            **numbers = Numbers {
+                differ,
+                ..Numbers::default()
+            };
+        }
+    }
+
     /// Notes the numbers of a segment of the peer's kernel, and compares as [`compare`](Self::compare) does.
     pub fn compare_with(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>) -> bool {
-        let numbers = self.numbers.as_mut();
-        // A kernel that knows nothing of a connection answers with numbers of its own.
-        if let Some(numbers) = numbers.filter(|_| tcp.flags & flags::RST == 0) {
+        if tcp.flags & flags::RST != 0 {
+            self.forget_numbers();
+            return false;
+        }
+        if let Some(numbers) = &mut self.numbers {
             let ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
             (numbers.peers_seq, numbers.peers_ack) = (Some(seq), ack);
         }
@@ -532,9 +543,9 @@ impl Conn {
         if segment.has(flags::SYN) {
             *entered = None;
         }
-        // Without resets, as in `compare_with`.
-        let numbers = self.numbers.as_mut();
-        if let Some(numbers) = numbers.filter(|_| !segment.has(flags::RST)) {
+        if segment.has(flags::RST) {
+            self.forget_numbers();
+        } else if let Some(numbers) = &mut self.numbers {
             numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
             numbers.sent_end = Some(end);
             entered.get_or_insert((segment.seq, segment.ack));
@@ -544,9 +555,11 @@ impl Conn {
         }
     }
 
-    /// Number behind the bytes that the local kernel was given an acknowledgement of; none where it uses no time stamps.
+    /// Number behind the bytes that the local kernel was given an acknowledgement of; none where it uses no time stamps, and where
+    /// the far kernel counts them otherwise.
     pub fn given(&self) -> Option<SeqNumber> {
-        self.inc.as_ref()?.ack_floor.ack()
+        let inc = self.inc.as_ref().filter(|_| !self.is_renumbered())?;
+        inc.ack_floor.ack()
     }
 
     /// Bytes that the local kernel has sent and was given no acknowledgement of; none where it uses no time stamps.

@@ -7,6 +7,9 @@ use dibs_settings::Level;
 
 use super::{Between, History, Leaving, Op};
 
+/// Least room of a connection whose numbers a router follows, as that of a Linux host.
+const WINDOW: usize = 65_536;
+
 /// Puts what is between the hosts into a history.
 pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
     let renumbers = is_strict && rng.chance(0.5);
@@ -31,6 +34,8 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
             .then(|| Duration::from_micros(rng.magnitude(1000, 20_000_000))),
         forges: is_rough && rng.chance(0.7),
     };
+    // What does not fit is dropped, not reset.
+    setup.between.resets &= !setup.between.tracks;
     if setup.between.tracks && !translates {
         // A host that is not heard in time leaves all the same.
         setup.between.lost = 0.0;
@@ -38,7 +43,7 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
     setup.leaving = Leaving::Proved;
     // Devices look at both directions of a connection.
     setup.follow = true;
-    let forgets = setup.between.forgets.is_some();
+    let (forgets, tracks) = (setup.between.forgets.is_some(), setup.between.tracks);
     for (_, op) in &mut history.ops {
         match op {
             Op::Open(plan) => {
@@ -48,6 +53,10 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
                 if forgets {
                     // In plain it is not idle for as long.
                     plan.keepalive.get_or_insert(Duration::from_secs(5));
+                }
+                if tracks {
+                    // A window of a few hundred bytes is full with each packet by a bump, of which a router hears nothing.
+                    plan.rx = plan.rx.max(WINDOW);
                 }
                 let required = plan.require[0].or(plan.require[1]);
                 plan.require = [required; 2];

@@ -259,7 +259,10 @@ impl Host {
 
     /// The socket of a connection that is alive here.
     pub(super) fn socket(&self, pair: &FlowKey) -> Option<Socket> {
-        self.found.borrow().get(pair).map(|found| found.socket)
+        self.found
+            .borrow()
+            .get(pair)
+            .map(|found| found.carrying.socket)
     }
 
     /// Connections that are alive and speak, or will: one whose socket still listens is [found](Machine::find), too.
@@ -268,7 +271,7 @@ impl Host {
         let speaking = { found.iter() }.filter(|(_, found)| found.speaks || found.opens());
         let speaking = speaking.filter(|(pair, _)| self.peer_of(pair).is_some());
         let live = |(pair, found): (&FlowKey, &Found)| {
-            let (pair, socket) = (*pair, found.socket);
+            let (pair, socket) = (*pair, found.carrying.socket);
             Live(Meant { pair, socket })
         };
         speaking.map(live).collect()

@@ -12,7 +12,7 @@ use dibs_core::node::ConnSnapshot;
 use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
-use dibs_switch::conns::{Meant, Socket};
+use dibs_switch::conns::Meant;
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::shadows::Shadows;
@@ -20,7 +20,7 @@ use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, knocks,
 };
 use dibs_switch::knock::Numbers;
-use dibs_switch::matching::{Matched, Stand};
+use dibs_switch::matching::{Carrying, Matched, Stand};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants, wanted};
@@ -392,9 +392,10 @@ impl Machine for Host {
         Ok(self.until(|| stands.take()).await)
     }
 
-    async fn sockets(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Socket>, Unable> {
-        let socket = |pair: &FlowKey| Some((*pair, self.socket(pair)?));
-        Ok(pairs.iter().filter_map(socket).collect())
+    async fn sockets(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Carrying>, Unable> {
+        let found = self.found.borrow();
+        let carrying = |pair: &FlowKey| Some((*pair, found.get(pair)?.carrying));
+        Ok(pairs.iter().filter_map(carrying).collect())
     }
 
     async fn addresses_of(&self, _: usize) -> Result<BTreeSet<IpAddr>, Unable> {

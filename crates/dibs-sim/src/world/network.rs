@@ -13,6 +13,7 @@ use dibs_netem::{Cause, Fate};
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 use dibs_wire::packet::flags;
+use smoltcp::socket::tcp::State;
 
 use super::route::Crossed;
 use super::{World, endpoint};
@@ -29,6 +30,8 @@ use crate::steering::{At, Sockets};
 const SLACK: u64 = 1500;
 /// Time after which a connection that came from plain has to be seen to be carried there.
 const PROVED: Duration = Duration::from_secs(120);
+/// Packets in plain of which somebody sends the like, at most.
+const MOST_FORGED: u64 = 300;
 /// Of so many datagrams a router marks one for congestion.
 const MARKED: u64 = 64;
 /// Where a datagram without effect is counted.
@@ -240,6 +243,7 @@ impl World {
             if self.by_pair[host].contains_key(&pair) {
                 self.last.insert(pair, packet.clone());
             }
+            self.excuse_half_open(host, &packet);
             let required = self.required(host, &pair);
             match self.hosts[host].steering.way(&pair) {
                 Way::Bump(bump) if required.is_none_or(|required| required == bump) => {
@@ -299,14 +303,16 @@ impl World {
     }
 
     /// Proof that a connection goes to plain by our doing only if plain was seen to carry it since it is on a bump.
-    fn check_leaving(&self, host: usize, pair: &FlowKey, since: Time) -> Result<(), String> {
+    fn check_leaving(&mut self, host: usize, pair: &FlowKey, since: Time) -> Result<(), String> {
         let conn = self.conn_of(host, pair);
         let is_open = self.setup.between == Between::default();
         let Some(conn) = conn.filter(|conn| !is_open && !self.conns[*conn].aborted) else {
             return Ok(());
         };
-        let began = self.conns[conn].plan.bump[self.conns[conn].plan.client].is_some();
-        let is_fresh = !began && self.now.since(since) < PROVED;
+        let known = &mut self.conns[conn];
+        let began = known.plan.bump[known.plan.client].is_some();
+        let is_from_plain = !began || std::mem::replace(&mut known.left, true);
+        let is_fresh = is_from_plain && self.now.since(since) < PROVED;
         let is_shown = self.shown.get(&conn).is_some_and(|at| *at >= since);
         if is_fresh || is_shown || self.excused.contains(&conn) {
             return Ok(());
@@ -355,7 +361,8 @@ impl World {
         let Between {
             lost, late, forges, ..
         } = self.setup.between;
-        if forges {
+        // What answers the like of it is sent the like of again.
+        if forges && self.coverage.get(Seen::ShownForged) < MOST_FORGED {
             self.forge_shown(1 - host, &packet);
         }
         let Some(at) = sent.filter(|_| !self.mishaps.chance(lost)) else {
@@ -402,6 +409,21 @@ impl World {
         let at = (at.as_nanos() as u64).div_ceil(tick) * tick;
         self.arrivals
             .push(Time::from_nanos(at), Arrival { host, what });
+    }
+
+    /// A host resets a connection whose handshake it has not seen the end of: another way brought the last of it, with other numbers
+    /// (RFC 9293, 3.10.7.4).
+    fn excuse_half_open(&mut self, host: usize, packet: &[u8]) {
+        let reset = offload::tcp(packet).filter(|s| s.has(flags::RST));
+        let Some(conn) = reset.and_then(|s| self.conn_of(host, &s.tuple)) else {
+            return;
+        };
+        let conn = &mut self.conns[conn];
+        let state = conn.state(host, &self.hosts[host].kernel);
+        let is_half_open = [State::SynSent, State::SynReceived].contains(&state);
+        if is_half_open && self.setup.between.renumbers {
+            (conn.aborted, conn.lingers) = (true, false);
+        }
     }
 
     /// What a bump's TUN hands to a kernel.

@@ -18,6 +18,8 @@ use crate::offload;
 const PLAIN_SEEN: usize = 64;
 /// Bytes that an acknowledgement may be behind (Linux, MAXACKWINDOW).
 const MOST_BEHIND: u32 = 66_000;
+/// Least bytes by which a firewall moves numbers. Those that it moves by less than a window could be are not known to be moved.
+const LEAST_MOVED: u32 = 1 << 28;
 /// Difference between a port and the one that a router gives a connection; rules take both for the same.
 const PORTS: u16 = 20_000;
 
@@ -195,6 +197,7 @@ impl PlainRoute {
                 offload::rewrite(&packet, |headers, payload| {
                     (headers.tuple, headers.seq) = (s.tuple.reversed(), s.ack);
                     (headers.flags, headers.urgent) = (flags::RST, 0);
+                    (headers.timestamps, headers.options) = (None, None);
                     payload.clear();
                 })
             });
@@ -235,8 +238,9 @@ impl PlainRoute {
         }
         if s.flags & (flags::SYN | flags::ACK) == flags::SYN {
             let dice = mix(u64::from(s.seq.raw()) ^ u64::from(pair.sport) << 32);
+            let far = |dice: u32| dice % (u32::MAX - 2 * LEAST_MOVED) + LEAST_MOVED;
             self.offsets
-                .insert(*pair, [dice as u32, (dice >> 32) as u32]);
+                .insert(*pair, [far(dice as u32), far((dice >> 32) as u32)]);
         }
         let known = self.offsets.get(pair).copied();
         known.or(self.between.adopts.then_some([0; 2]))

@@ -10,7 +10,7 @@ use futures_util::future::{Either, join_all, select};
 use super::{Live as _, Machine, News, Plain, or_warn};
 use crate::conns::Socket;
 use crate::knock::{Knock, Numbers};
-use crate::matching::{GRACE, Matched, Search, Stand, WITHIN};
+use crate::matching::{Carrying, GRACE, Matched, Search, Stand, WITHIN};
 use crate::messages::{Answer, Body, MAX_MATCHES, Outcome, Unanswered};
 use crate::shadow::Shadow;
 
@@ -185,14 +185,20 @@ async fn find_shown<M: Machine>(
     let candidates: Vec<FlowKey> = { search.candidates().into_iter() }
         .filter(|pair| m.peer_of(pair).is_none_or(|known| known == peer))
         .collect();
-    let sockets = m.sockets(&candidates).await?;
-    let stands = m.stands(&sockets.keys().copied().collect()).await?;
+    let stands = m
+        .stands(&m.sockets(&candidates).await?.into_keys().collect())
+        .await?;
+    // They have carried no less than when their kernel spoke.
+    let sockets = m.sockets(&Vec::from_iter(stands.keys().copied())).await?;
+    let known = |(pair, stand)| Some((pair, (stand, *sockets.get(&pair)?)));
+    let here = stands.into_iter().filter_map(known).collect();
     let find = |(index, (_, asking)): (usize, &(FlowKey, Stand))| {
-        let pair = search.name(index, asking, &stands)?;
+        let pair = search.name(index, asking, &here)?;
+        let (stand, Carrying { socket, .. }) = here[&pair];
         Ok(Found {
             pair,
-            socket: sockets[&pair],
-            stand: stands[&pair],
+            socket,
+            stand,
         })
     };
     let found: Vec<Result<Found, Outcome>> = conns.iter().enumerate().map(find).collect();

@@ -3,12 +3,16 @@
 
 use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::asks::{ROUND, ask_switch};
 use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant};
 use crate::messages::{Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
+
+/// Time after which a kernel says again where a connection stands. Linux does so twice a second.
+const SPEAKS_AGAIN: Duration = Duration::from_millis(1100);
 
 /// Choices that a peer is to be told.
 pub type Due = Vec<(FlowKey, Choice)>;
@@ -100,6 +104,9 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
         m.sleep(TELL_AGAIN).await;
     }
     or_warn(m, super::rules::follow_at_peer(m, peer).await);
+    recover(m, peer).await;
+    // A peer that began anew does not know what a silent end is called behind a router until that speaks.
+    m.sleep(SPEAKS_AGAIN).await;
     recover(m, peer).await;
 }
 
