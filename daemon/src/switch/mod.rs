@@ -99,11 +99,15 @@ impl Daemon {
         let (inventory, addresses) = (self.host.inventory(), self.host.addresses());
         let mut wish = state.wish(&self.config, &inventory, &addresses, added);
         wish.translates = connections::is_forwarding();
-        // The router that a matched connection comes through is a host of the peer, as far as marks go.
+        // The router that a matched connection comes through is a host of the peer, as far as marks go. Others are behind it, too.
         let matched = self.host.matched();
-        let routers: BTreeSet<IpNet> = matched.keys().map(|pair| IpNet::from(pair.dst)).collect();
+        let ends: BTreeSet<IpAddr> = matched.keys().map(|pair| pair.dst).collect();
+        let routers = ends
+            .into_iter()
+            .filter(|end| self.host.peer_behind(*end).is_none());
+        wish.shared = routers.map(IpNet::from).collect();
         for bump in &mut wish.bumps {
-            bump.peers.extend(&routers);
+            bump.peers.extend(&wish.shared);
         }
         wish
     }

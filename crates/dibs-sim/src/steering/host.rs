@@ -28,6 +28,7 @@ use super::machine::Live;
 use super::ruling::Rule;
 use super::{At, Found, LOOK_EVERY, Mark, SESSION_EVERY, Task};
 use crate::coverage::Seen;
+use crate::world::ROUTER;
 
 /// Wish of a task to the data path.
 #[derive(Debug)]
@@ -182,8 +183,14 @@ impl Host {
         forces: bool,
         strange: bool,
     ) -> Self {
+        let shared = if strange { ROUTER.to_vec() } else { Vec::new() };
+        let chains = Chains {
+            shared,
+            ..Chains::default()
+        };
         Self {
             me: Weak::clone(me),
+            chains: RefCell::new(chains),
             strange,
             own,
             peer,
@@ -447,7 +454,6 @@ impl Host {
         for (pair, known) in live.filter(|(pair, known)| self.socket(pair) == Some(known.socket)) {
             self.match_names(pair, known).expect("a model takes all");
         }
-        self.chains.borrow_mut().strange = self.strange_routers();
     }
 
     /// Takes up what an earlier run left, and follows conntrack.

@@ -86,14 +86,6 @@ pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowK
 }
 
 impl Host {
-    /// Addresses of routers that are of no peer. One that a matched connection comes through is a host of the peer, as far as rules
-    /// go.
-    pub(super) fn strange_routers(&self) -> Vec<IpAddr> {
-        let matched = self.matched.borrow();
-        let is_strange = |at: &IpAddr| self.strange && !matched.keys().any(|pair| pair.dst == *at);
-        ROUTER.into_iter().filter(is_strange).collect()
-    }
-
     /// Connections of these that plain does not carry.
     async fn stuck(&self, lives: &[Live]) -> Kept {
         let refusals = knocks::refusals(self, lives).await;
@@ -254,7 +246,6 @@ impl Machine for Host {
         let (daemon, mut chains) = (self.daemon(), self.chains.borrow_mut());
         chains.rules.clone_from(&daemon.rules);
         chains.answers = daemon.answers;
-        chains.strange = self.strange_routers();
         Ok(())
     }
 
