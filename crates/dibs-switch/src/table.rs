@@ -39,6 +39,8 @@ pub struct Conn {
     pub telling: Telling,
     /// Its socket here, and how the other end names its own.
     name: Option<(Socket, Socket)>,
+    /// Socket here of a connection whose numbers something in plain changes, so that no bump carries it.
+    pub(crate) renumbered: Option<Socket>,
     /// Word of the peer, when it was last asked, that it has the connection elsewhere.
     apart: bool,
     /// End of a connection that passed this host was seen. Nobody knows it of others without an entry in conntrack.
@@ -421,10 +423,12 @@ impl ConnTable {
             let (socket, choice) = (socket(pair), conn.choice.get());
             conn.ended &= socket.is_some();
             conn.name = conn.name.filter(|(own, _)| socket == Some(*own));
+            conn.renumbered = conn.renumbered.filter(|own| socket == Some(*own));
             if passes(pair) {
                 return;
             }
             if socket.is_none() {
+                conn.take_back_orphaned();
                 gone.extend((choice.is_some() || conn.place.has_left()).then_some(*pair));
                 (conn.choice, conn.telling) = (Chosen::default(), Telling::default());
                 conn.apart = false;
