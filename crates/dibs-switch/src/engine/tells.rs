@@ -5,7 +5,7 @@ use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 
 use super::asks::{ROUND, ask_switch};
-use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
+use super::{Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant};
 use crate::messages::{Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
@@ -99,6 +99,7 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
         }
         m.sleep(TELL_AGAIN).await;
     }
+    choices::ask_again(m, peer).await;
     or_warn(m, super::rules::follow_at_peer(m, peer).await);
     recover(m, peer).await;
 }
