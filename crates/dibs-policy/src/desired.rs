@@ -35,6 +35,10 @@ pub struct Desired {
     /// The kernel forwards, so the nat table may give connections of peers to this host another destination.
     #[serde(default)]
     pub translates: bool,
+    /// Hosts behind the peers whose address others have as well, such as routers that translate: only their connections that are
+    /// on a bump are the peers'.
+    #[serde(default)]
+    pub shared: Vec<IpNet>,
     /// The bumps in use.
     pub bumps: Vec<BumpRoute>,
     /// Class rules, in the order in which they are tried; the first that matches decides.
@@ -55,6 +59,7 @@ impl Default for Desired {
             exit: Vec::new(),
             refuse_quic: false,
             translates: false,
+            shared: Vec::new(),
             bumps: Vec::new(),
             rules: Vec::new(),
             sessions: Vec::new(),

@@ -243,6 +243,12 @@ impl Rule {
         }
     }
 
+    /// The rule, of packets of which this is asked as well.
+    pub(crate) fn and(mut self, more: Option<Match>) -> Self {
+        self.matches.extend(more);
+        self
+    }
+
     /// As iptables-save shows it, without its chain; none where iptables cannot say it.
     pub(crate) fn iptables(&self) -> Option<String> {
         let matches = self.matches.iter().map(Match::iptables);

@@ -421,13 +421,14 @@ impl<'a> List<'a> {
                 bump: bump.id,
                 lock,
             };
-            for to in self.destinations(rule, bump) {
+            for (to, on_a_bump) in self.destinations(rule, bump) {
                 if rule.binding != Binding::Preferred {
                     let take = match rule.binding {
                         Binding::Direct => goto("FOLLOW"),
                         _ => take.clone(),
                     };
-                    rules.push(of_class(rule, rule.source, Some(to), None, take));
+                    let taken = of_class(rule, rule.source, Some(to), None, take);
+                    rules.push(taken.and(on_a_bump));
                     continue;
                 }
                 // What is on a bump without a session stays there.
@@ -526,18 +527,25 @@ impl<'a> List<'a> {
             .any(|(rule, bump)| !self.destinations(rule, bump).is_empty())
     }
 
-    /// The destinations that both a rule and its bump mean.
-    fn destinations(&self, rule: &ClassRule, bump: &BumpRoute) -> Vec<IpNet> {
+    /// The destinations that both a rule and its bump mean; of one that others have as well, what tells the peer's packets from
+    /// theirs.
+    fn destinations(&self, rule: &ClassRule, bump: &BumpRoute) -> Vec<(IpNet, Option<Match>)> {
         if !rule.concerns(self.family) {
             return Vec::new();
         }
         let wanted = rule.destination.unwrap_or(self.family.any());
         let reached = widest(&bump.peers, self.family);
-        if reached == self.peers && !reached.is_empty() {
+        let is_shared = |peer: &IpNet| self.desired.shared.contains(peer);
+        if reached == self.peers && !reached.is_empty() && !reached.iter().any(is_shared) {
             // The chains are entered for these only, so the rule need not say it again.
-            return vec![wanted];
+            return vec![(wanted, None)];
         }
-        let both = reached.into_iter().filter_map(|peer| common(peer, wanted));
+        let both = reached.into_iter().filter_map(|peer| {
+            // A rule of one connection names the peer's.
+            let is_mixed = is_shared(&peer) && rule.binding != Binding::Pinned;
+            let on_a_bump = Match::CtMark(Bits::are_not(self.mask(), 0));
+            Some((common(peer, wanted)?, is_mixed.then_some(on_a_bump)))
+        });
         both.collect()
     }
 
@@ -553,7 +561,10 @@ impl<'a> List<'a> {
             ..rule.clone()
         };
         let from = self.destinations(rule, bump).into_iter();
-        let stop = |from| of_class(&far, Some(from), rule.source, way.clone(), Verdict::Drop);
+        let stop = |(from, on_a_bump)| {
+            let stopped = of_class(&far, Some(from), rule.source, way.clone(), Verdict::Drop);
+            stopped.and(on_a_bump)
+        };
         from.map(stop).collect()
     }
 
@@ -641,9 +652,10 @@ impl<'a> List<'a> {
         let mut rules = vec![to_itself()];
         rules.extend(self.left_out(Match::To, &Verdict::Return));
         for (rule, bump) in self.required() {
-            for to in self.destinations(rule, bump) {
+            for (to, on_a_bump) in self.destinations(rule, bump) {
                 let elsewhere = Some(Match::Out(bump.device.clone(), false));
                 let dropped = of_class(rule, rule.source, Some(to), elsewhere, Verdict::Drop);
+                let dropped = dropped.and(on_a_bump);
                 if self.desired.translates && !rule.is_of_sockets() {
                     let mut answer = as_called(dropped.clone());
                     answer.matches.push(Match::Translated { answers: true });

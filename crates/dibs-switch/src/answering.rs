@@ -168,11 +168,12 @@ impl Wanted {
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
         let (choice, handed) = (conn.choice.of(socket), conn.place.handed());
+        let is_stuck = conn.renumbered == Some(socket);
         // A choice that stands here is above a rule that does not require its bump. What the peer's rules want is not:
         // the kernel has the connection where ours do with the next packet.
         let has_it = |choice: Choice| choice.version >= version || choice.bump == switch.bump;
         let ruled = here.ruled.filter(|_| match switch.explicit {
-            true => switch.bump.is_none() && !choice.is_some_and(has_it),
+            true => switch.bump.is_none() && !choice.is_some_and(has_it) && !is_stuck,
             false => choice.is_none(),
         });
         let is_proved = switch.bump.is_some() || switch.force || conn.place.has_proof(now);
@@ -463,6 +464,10 @@ mod tests {
         assert!(judged.is_ok());
         let judged = judge(&mut conns, chosen(0), 6, decided);
         assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))));
+        // Unless no bump carries it.
+        conns.update(&pair(), |conn| conn.renumbered = Some(HERE.socket));
+        let judged = judge(&mut conns, chosen(0), 6, decided);
+        assert!(judged.is_ok());
     }
 
     /// Both ends had it locked on 2, and the peer goes to where a rule of its own wants it.

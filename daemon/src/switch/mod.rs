@@ -99,11 +99,15 @@ impl Daemon {
         let (inventory, addresses) = (self.host.inventory(), self.host.addresses());
         let mut wish = state.wish(&self.config, &inventory, &addresses, added);
         wish.translates = connections::is_forwarding();
-        // The router that a matched connection comes through is a host of the peer, as far as marks go.
+        // The router that a matched connection comes through is a host of the peer, as far as marks go. Others are behind it, too.
         let matched = self.host.matched();
-        let routers: BTreeSet<IpNet> = matched.keys().map(|pair| IpNet::from(pair.dst)).collect();
+        let ends: BTreeSet<IpAddr> = matched.keys().map(|pair| pair.dst).collect();
+        let routers = ends
+            .into_iter()
+            .filter(|end| self.host.peer_behind(*end).is_none());
+        wish.shared = routers.map(IpNet::from).collect();
         for bump in &mut wish.bumps {
-            bump.peers.extend(&routers);
+            bump.peers.extend(&wish.shared);
         }
         wish
     }
@@ -204,14 +208,15 @@ impl Daemon {
             peer: self.config.peers[known.peer].public_key.to_string(),
             socket: known.socket,
         };
+        let as_chosen = |(conn, choice): (FlowKey, _)| SavedChoice {
+            conn,
+            choice,
+            asked: state.conns.get(&conn).is_asked_in_plain(),
+        };
         let saved = Saved {
             next_rule: state.rules.next(),
             rules: state.rules.saved().to_vec(),
-            choices: state
-                .conns
-                .choices()
-                .map(|(conn, choice)| SavedChoice { conn, choice })
-                .collect(),
+            choices: state.conns.choices().map(as_chosen).collect(),
             engaged: engaged
                 .map(|(state, peer)| (peer.public_key.to_string(), state.wants.bumps()))
                 .filter(|(_, bumps)| *bumps != 0)
@@ -396,7 +401,7 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
                 bump,
                 ..saved.choice
             };
-            conns.update(&saved.conn, |conn| conn.choice.restore(choice));
+            conns.update(&saved.conn, |conn| conn.restore(choice, saved.asked));
         }
     }
     let peer_state = |peer: &dibs_config::PeerConfig| {

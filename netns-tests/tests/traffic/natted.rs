@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_io::{PacketEar, PacketSender};
@@ -14,10 +15,12 @@ use netns_tests::daemon::wait;
 use netns_tests::homes::{Homes, server};
 use netns_tests::household::{Households, SERVER};
 use netns_tests::isolated;
+use netns_tests::programs;
 use netns_tests::routed::exchange;
-use netns_tests::traffic::{SETTLED, Talk, connect};
+use netns_tests::traffic::{SETTLED, Talk, connect, connect_translated};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 
 /// Bytes of an exchange.
 const SOME: usize = 200_000;
@@ -28,8 +31,8 @@ const FEW: usize = 2_000;
 /// The port that connections come from, on both laptops.
 const FROM: u16 = 40_000;
 
-/// Connections of each laptop.
-const MANY: u16 = 25;
+/// Time for a program to end whose daemon has.
+const SOON: Duration = Duration::from_secs(10);
 
 /// Moves the connections of both laptops at once.
 fn both(net: &Homes, bump: &str) -> Result<()> {
@@ -49,65 +52,163 @@ fn plain(net: &Homes) -> Result<serde_json::Value> {
     Ok(net.laptops[0].ctl(&["conn", "list"])?[0]["plain"].clone())
 }
 
-/// Two laptops with the same address and ports have connections in plain; their routers gave each another port or address. One
-/// moves to a third network in the midst of a transfer.
+/// Two laptops with the same address and ports have so many connections each in plain; their routers gave each another port or
+/// address. One moves to a third network in the midst of a transfer.
+fn two_laptops(net: &mut Homes, many: u16) -> Result<()> {
+    let each = (0..many).flat_map(|n| [(0, FROM + n), (1, FROM + n)]);
+    let conns = each.map(|(laptop, from)| net.connect(laptop, from, 7000));
+    let mut conns = conns.collect::<Result<Vec<_>>>()?;
+    for conn in &mut conns {
+        exchange(conn, FEW)?;
+    }
+    both(net, "seal")?;
+    net.laptops
+        .iter()
+        .try_for_each(|laptop| laptop.wait_locked(7000))?;
+    for conn in &mut conns {
+        exchange(conn, FEW)?;
+    }
+    // The names outlive each daemon.
+    net.b.stop(Signal::SIGKILL)?;
+    net.b.start()?;
+    for conn in &mut conns {
+        exchange(conn, FEW)?;
+    }
+    both(net, "plain")?;
+    for conn in &mut conns {
+        exchange(conn, FEW)?;
+    }
+    let roams = conns.swap_remove(0);
+    drop(conns);
+    let laptop = &net.laptops[0];
+    wait("one connection", || {
+        laptop.bumps(7000).is_ok_and(|on| on.len() == 1)
+    })?;
+    laptop.put_on("seal", "--dport", 7000)?;
+    let talk = Talk::over(&laptop.host, &net.b.host, roams)?;
+    talk.advance(SETTLED)?;
+    roam(net)?;
+    talk.advance(2 * SETTLED)?;
+    let said = laptop.refused(&["disable", "--dport", "7000"])?;
+    ensure!(said.contains("does not carry it in plain"), "{said}");
+    talk.advance(SETTLED)?;
+    talk.finish()?;
+    wait("the names are forgotten", || {
+        let file = std::fs::read_to_string(net.b.directory().join("dibsd.state"));
+        file.is_ok_and(|text| text.contains("\"matched\": []"))
+    })
+}
+
 #[test]
 fn live_connections_move_through_two_translations() {
+    isolated(|| Homes::run(|net| two_laptops(net, 25)));
+}
+
+/// Both homes are behind one carrier, who gives all of it one address.
+#[test]
+fn live_connections_of_two_homes_move_through_one_carrier() {
     isolated(|| {
         Homes::run(|net| {
-            let each = (0..MANY).flat_map(|n| [(0, FROM + n), (1, FROM + n)]);
-            let conns = each.map(|(laptop, from)| net.connect(laptop, from, 7000));
-            let mut conns = conns.collect::<Result<Vec<_>>>()?;
-            for conn in &mut conns {
-                exchange(conn, FEW)?;
-            }
-            both(net, "seal")?;
-            net.laptops
-                .iter()
-                .try_for_each(|laptop| laptop.wait_locked(7000))?;
-            for conn in &mut conns {
-                exchange(conn, FEW)?;
-            }
-            // The names outlive each daemon.
-            net.b.stop(Signal::SIGKILL)?;
-            net.b.start()?;
-            for conn in &mut conns {
-                exchange(conn, FEW)?;
-            }
-            both(net, "plain")?;
-            for conn in &mut conns {
-                exchange(conn, FEW)?;
-            }
-            let roams = conns.swap_remove(0);
-            drop(conns);
-            let laptop = &net.laptops[0];
-            wait("one connection", || {
-                laptop.bumps(7000).is_ok_and(|on| on.len() == 1)
-            })?;
-            laptop.put_on("seal", "--dport", 7000)?;
-            let talk = Talk::over(&laptop.host, &net.b.host, roams)?;
-            talk.advance(SETTLED)?;
-            net.homes[0].shell(
-                "ip addr add 172.20.3.1/24 dev lan0\n\
-                 ip addr del 192.168.1.1/24 dev lan0\n\
-                 conntrack -D -p tcp",
-            )?;
-            laptop.host.shell(
-                "ip addr del 192.168.1.10/24 dev lan0\n\
-                 ip addr add 172.20.3.9/24 dev lan0\n\
-                 ip route add default via 172.20.3.1",
-            )?;
-            talk.advance(2 * SETTLED)?;
-            let said = laptop.refused(&["disable", "--dport", "7000"])?;
-            ensure!(said.contains("does not carry it in plain"), "{said}");
-            talk.advance(SETTLED)?;
-            talk.finish()?;
-            wait("the names are forgotten", || {
-                let file = std::fs::read_to_string(net.b.directory().join("dibsd.state"));
-                file.is_ok_and(|text| text.contains("\"matched\": []"))
-            })
+            net.internet
+                .run("nft add rule ip cloud from oifname b0 masquerade")?;
+            two_laptops(net, 200)
         })
     });
+}
+
+/// A device behind the laptop's router has the laptop's address there. Rules of the server mean the laptop's connections that are
+/// on a bump, and nothing else.
+#[test]
+fn rules_leave_others_behind_a_laptops_router_alone() {
+    isolated(|| {
+        Homes::run(|net| {
+            let rule = ["rule", "add", "--bump", "seal", "--sport"];
+            net.b.ctl(&[&rule[..], &["7000"]].concat())?;
+            net.b.ctl(&[&rule[..], &["7001", "--require"]].concat())?;
+            let mut own = [net.connect(0, FROM, 7000)?, net.connect(0, FROM, 7001)?];
+            let mut others = Vec::new();
+            let mut talk = |net: &Homes, from: u16, is_up: bool| -> Result<()> {
+                for to in [7000, 7001] {
+                    // The router itself is one.
+                    let listens = SocketAddr::from(([10, 0, 9, 2], to));
+                    let (home, b) = (&net.homes[0], &net.b.host);
+                    let new = connect_translated(geteuid(), from, home, b, [listens, server(to)]);
+                    others.push(new.context("of another device")?);
+                    let new = net.connect(0, from, to);
+                    exchange(&mut new.context("of the laptop in plain")?, FEW)?;
+                }
+                let bumped = own.iter_mut().filter(|_| is_up);
+                let conns = bumped.chain(&mut others).enumerate();
+                for (index, conn) in conns {
+                    exchange(conn, FEW).with_context(|| format!("{index} at {from}"))?;
+                }
+                Ok(())
+            };
+            talk(net, 50_000, true)?;
+            net.laptops[0].ctl(&["enable", "--sport", "40000", "--bump", "seal"])?;
+            talk(net, 50_001, true)?;
+            for port in [7000, 7001] {
+                net.laptops[0].wait_locked(port)?;
+            }
+            net.b.stop(Signal::SIGKILL)?;
+            talk(net, 50_002, false)?;
+            net.b.start()?;
+            talk(net, 50_003, true)?;
+            roam(net)?;
+            talk(net, 50_004, true)?;
+            let on = [net.b.bumps(7000)?, net.b.bumps(7001)?];
+            ensure!(
+                on.iter().all(|on| on.contains(&"seal".to_owned())),
+                "{on:?}"
+            );
+            Ok(())
+        })
+    });
+}
+
+/// Its choice is in the file by then, and the server knows the connection by another address.
+#[test]
+fn a_laptop_that_is_killed_while_it_asks_asks_again() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut conn = net.connect(0, FROM, 7000)?;
+            exchange(&mut conn, FEW)?;
+            net.b.suspend()?;
+            let laptop = &mut net.laptops[0];
+            let mut enable = laptop.host.command(programs::built("dibsctl"));
+            enable.args(["enable", "--dport", "7000", "--bump", "seal"]);
+            let mut enable = laptop.host.spawn(enable)?;
+            wait("the choice to be saved", || {
+                let saved = laptop.saved();
+                saved.is_ok_and(|saved| !saved.contains("\"choices\": []"))
+            })?;
+            laptop.stop(Signal::SIGKILL)?;
+            enable.wait(SOON)?;
+            exchange(&mut conn, FEW)?;
+            laptop.start()?;
+            exchange(&mut conn, FEW)?;
+            net.b.go_on()?;
+            for node in [&net.laptops[0], &net.b] {
+                node.wait_bump(7000, "seal")?;
+            }
+            exchange(&mut conn, FEW)
+        })
+    });
+}
+
+/// The first laptop moves to a network with other addresses.
+fn roam(net: &Homes) -> Result<()> {
+    net.homes[0].shell(
+        "ip addr add 172.20.3.1/24 dev lan0\n\
+         ip addr del 192.168.1.1/24 dev lan0\n\
+         conntrack -D -p tcp",
+    )?;
+    net.laptops[0].host.shell(
+        "ip addr del 192.168.1.10/24 dev lan0\n\
+         ip addr add 172.20.3.9/24 dev lan0\n\
+         ip route add default via 172.20.3.1",
+    )?;
+    Ok(())
 }
 
 /// A proxy at the router ends the laptop's connection, and makes one of its own to the server.

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use dibs_io::Tun;
 use dibs_netns::Host;
 use dibs_wire::packet::{self, Packet};
@@ -10,6 +10,7 @@ use dibs_wire::{readdress, virtio};
 use netns_tests::isolated;
 use netns_tests::routed::{Routed, Router, exchange};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
 
 /// Bytes of an exchange.
 const FEW: usize = 10_000;
@@ -85,6 +86,43 @@ fn a_connection_that_a_firewall_renumbers_goes_on_in_plain() {
                 node.wait_bump(7001, "plain")?;
             }
             exchange(&mut conn, FEW)
+        })
+    });
+}
+
+/// Both daemons find the connections in plain as they start, and each has a rule for them: for one bump, or for one of its own. Neither
+/// host follows the other one to plain for its rule, unless it has seen as well that no bump carries the connection.
+#[test]
+fn a_connection_that_a_firewall_renumbers_goes_on_in_plain_where_both_hosts_have_rules() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            renumber(&net.router, [7000, 7001])?;
+            let mut conns = [net.connect(7000)?, net.connect(7001)?];
+            for conn in &mut conns {
+                exchange(conn, FEW)?;
+            }
+            let rule = |end: &str, port: u16, bump: &str| {
+                format!("[[rule]]\nbump = \"{bump}\"\n{end} = {port}\n")
+            };
+            for (node, end, bumps) in [
+                (&mut net.a, "dport", ["seal", "seal"]),
+                (&mut net.b, "sport", ["seal", "scramble"]),
+            ] {
+                node.stop(Signal::SIGTERM)?;
+                let rules = [7000, 7001].into_iter().zip(bumps);
+                let rules = rules.map(|(port, bump)| rule(end, port, bump));
+                node.configure_more(&rules.collect::<String>())?;
+            }
+            net.a.start()?;
+            net.b.start()?;
+            for (conn, port) in conns.iter_mut().zip([7000, 7001]) {
+                exchange(conn, FEW).with_context(|| port.to_string())?;
+                for node in [&net.a, &net.b] {
+                    node.wait_bump(port, "plain")?;
+                }
+                exchange(conn, FEW)?;
+            }
+            Ok(())
         })
     });
 }

@@ -231,6 +231,12 @@ impl Incoming {
     }
 }
 
+/// Number behind a segment.
+fn end_of(segment: &Segment<'_>) -> SeqNumber {
+    let numbered = u32::from(segment.has(flags::SYN)) + u32::from(segment.has(flags::FIN));
+    segment.seq.add(segment.payload.len() as u32 + numbered)
+}
+
 /// Whether a sequence number lies ahead of the highest one so far. What lies more than a window behind does: the
 /// connection went on elsewhere for a while.
 fn moves_on(highest: Option<SeqNumber>, seq: SeqNumber) -> bool {
@@ -290,6 +296,8 @@ impl Decoders for IncomingDecoders<'_> {
 struct Numbers {
     acked: Option<SeqNumber>,
     sent_end: Option<SeqNumber>,
+    /// Bump by which those two were said.
+    sent_by: Option<BumpId>,
     peers_seq: Option<SeqNumber>,
     peers_ack: Option<SeqNumber>,
     differ: bool,
@@ -486,6 +494,12 @@ impl Conn {
         self.compare()
     }
 
+    /// The bump that the local kernel sends it by.
+    pub fn sent_by(&self) -> BumpId {
+        let by = self.numbers.as_ref().and_then(|numbers| numbers.sent_by);
+        by.unwrap_or(self.bump)
+    }
+
     /// Compares where both kernels stand, as far as that is known. True if it [differs](Self::is_renumbered), which is said once.
     pub fn compare(&mut self) -> bool {
         let known = self.numbers.as_deref_mut();
@@ -535,8 +549,7 @@ impl Conn {
         segment: &Segment<'_>,
         entered: &mut Option<(SeqNumber, SeqNumber)>,
     ) {
-        let numbered = u32::from(segment.has(flags::SYN)) + u32::from(segment.has(flags::FIN));
-        let end = segment.seq.add(segment.payload.len() as u32 + numbered);
+        let end = end_of(segment);
         if moves_on(self.sent_end, end) {
             self.sent_end = Some(end);
         }
@@ -545,14 +558,25 @@ impl Conn {
         }
         if segment.has(flags::RST) {
             self.forget_numbers();
-        } else if let Some(numbers) = &mut self.numbers {
-            numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
-            numbers.sent_end = Some(end);
+        }
+        if self.note_numbers(segment, self.bump) {
             entered.get_or_insert((segment.seq, segment.ack));
         }
         if let Some(clamp) = &mut self.clamp {
             clamp.sent(end);
         }
+    }
+
+    /// Notes where the local kernel stands, which sends `by` this bump or another one. False if nothing is to be compared.
+    pub fn note_numbers(&mut self, segment: &Segment<'_>, by: BumpId) -> bool {
+        // Without resets, as in `compare_with`.
+        let numbers = { self.numbers.as_mut() }.filter(|_| !segment.has(flags::RST));
+        numbers.is_some_and(|numbers| {
+            numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
+            numbers.sent_end = Some(end_of(segment));
+            numbers.sent_by = Some(by);
+            true
+        })
     }
 
     /// Number behind the bytes that the local kernel was given an acknowledgement of; none where it uses no time stamps, and where

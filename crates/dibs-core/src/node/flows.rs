@@ -210,7 +210,13 @@ impl FlowTable {
         let conn = self.conns.get_mut(key).expect(ENDS);
         let ends = self.ends.get_mut(conn.ends).expect(ENDS);
         conn.note_sent(segment, &mut ends.entered);
-        conn
+        let by = conn.bump;
+        // The peer sends by another bump if rules of both hosts contradict each other.
+        for (_, lane) in ends.lanes.iter().filter(|(_, lane)| *lane != key) {
+            let lane = self.conns.get_mut(*lane).expect(ENDS);
+            lane.note_numbers(segment, by);
+        }
+        self.conns.get_mut(key).expect(ENDS)
     }
 
     /// Number of the first segment that the local kernel sent since a connection came from plain, and what that acknowledges.

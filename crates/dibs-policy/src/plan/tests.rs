@@ -280,6 +280,50 @@ fn what_is_required_stands_first_and_is_kept_out_otherwise() {
     assert!(rules(&desired, Family::V4, "DIBS-SET-1").is_empty());
 }
 
+/// Others are behind the router of a peer's connection.
+#[test]
+fn rules_mean_what_is_on_a_bump_of_an_address_that_others_have_too() {
+    let mut desired = one();
+    let router: IpNet = "198.51.100.2/32".parse().unwrap();
+    desired.bumps[0].peers.push(router);
+    desired.shared = vec![router];
+    desired.rules[0].binding = Binding::Required;
+    desired.rules.push(ClassRule {
+        // That of one connection names both ends.
+        destination: Some(router),
+        binding: Binding::Pinned,
+        ..ClassRule::tcp(0, BumpId::new(1).unwrap())
+    });
+    let class = |port: &str, id: u32| format!("{port}-m comment --comment dibs-rule-{id}");
+    let on_a_bump = "-m connmark ! --mark 0x0/0xf000000";
+    let http = class("-p tcp -m tcp --dport 80 ", 1);
+    assert_eq!(
+        rules(&desired, Family::V4, "DIBS-STEER"),
+        [
+            "-o lo -j RETURN".to_owned(),
+            format!("-d 10.0.1.2/32 {http} -g DIBS-LOCK-1"),
+            format!("-d 198.51.100.2/32 {http} {on_a_bump} -g DIBS-LOCK-1"),
+            "-m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW".to_owned(),
+            format!("-d 198.51.100.2/32 {} -g DIBS-SET-1", class("-p tcp ", 0)),
+            format!("{on_a_bump} -g DIBS-FOLLOW"),
+        ]
+    );
+    for (chain, ends) in [
+        (
+            "DIBS-REQUIRED-IN",
+            "-s 198.51.100.2/32 ! -i dibs1 -p tcp -m tcp --sport",
+        ),
+        (
+            "DIBS-REQUIRED-OUT",
+            "-d 198.51.100.2/32 ! -o dibs1 -p tcp -m tcp --dport",
+        ),
+    ] {
+        let dropped = class(&format!("{ends} 80 "), 1);
+        let last = rules(&desired, Family::V4, chain).pop();
+        assert_eq!(last, Some(format!("{dropped} {on_a_bump} -j DROP")));
+    }
+}
+
 #[test]
 fn a_pinned_connection_without_its_entry_is_kept_out_in_plain() {
     let mut desired = one();

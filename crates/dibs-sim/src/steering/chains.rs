@@ -32,8 +32,8 @@ pub(super) struct Chains {
     pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
     pub(super) rules: Vec<Rule>,
-    /// Addresses of no peer, for which there are no rules.
-    pub(super) strange: Vec<IpAddr>,
+    /// Addresses that others have beside the peer: rules mean what is on a bump there.
+    pub(super) shared: Vec<IpAddr>,
     /// The peer has a session, for rules that prefer their bump.
     pub(super) answers: bool,
     /// Events so far.
@@ -79,8 +79,8 @@ impl Chains {
 
     /// Rules for connections to the other end of this one.
     fn rules_for(&self, pair: &FlowKey) -> impl Iterator<Item = &Rule> {
-        let is_strange = self.strange.contains(&pair.dst);
-        self.rules.iter().filter(move |_| !is_strange)
+        let is_anothers = self.shared.contains(&pair.dst) && self.mark(pair).bump.is_none();
+        self.rules.iter().filter(move |_| !is_anothers)
     }
 
     /// The bump that a rule requires.

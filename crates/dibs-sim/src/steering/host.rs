@@ -28,6 +28,7 @@ use super::machine::Live;
 use super::ruling::Rule;
 use super::{At, Found, Mark, Task};
 use crate::coverage::Seen;
+use crate::world::ROUTER;
 
 /// Wish of a task to the data path.
 #[derive(Debug)]
@@ -57,6 +58,8 @@ pub(super) type Stands = Rc<RefCell<Option<BTreeMap<FlowKey, Stand>>>>;
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) choices: Vec<(FlowKey, Choice)>,
+    /// Those of connections in plain of which the peer was asked for its part.
+    pub(super) asked: BTreeSet<FlowKey>,
     pub(super) rules: Vec<Rule>,
     /// Bumps that the peer's rules need.
     pub(super) wants: u16,
@@ -157,8 +160,14 @@ impl Host {
         forces: bool,
         strange: bool,
     ) -> Self {
+        let shared = if strange { ROUTER.to_vec() } else { Vec::new() };
+        let chains = Chains {
+            shared,
+            ..Chains::default()
+        };
         Self {
             me: Weak::clone(me),
+            chains: RefCell::new(chains),
             strange,
             own,
             peer,
@@ -397,7 +406,8 @@ impl Host {
         {
             let file = &mut *self.file.borrow_mut();
             for (pair, choice) in &file.choices {
-                { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
+                let is_asked = file.asked.contains(pair);
+                { &mut daemon.conns }.update(pair, |conn| conn.restore(*choice, is_asked));
             }
             daemon.rules.clone_from(&file.rules);
             daemon.wants = Wants::restored(file.wants);
@@ -419,7 +429,6 @@ impl Host {
         for (pair, known) in live.filter(|(pair, known)| self.socket(pair) == Some(known.socket)) {
             self.match_names(pair, known).expect("a model takes all");
         }
-        self.chains.borrow_mut().strange = self.strange_routers();
     }
 
     /// Takes up what an earlier run left, and follows conntrack.

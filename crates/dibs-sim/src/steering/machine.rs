@@ -86,14 +86,6 @@ pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowK
 }
 
 impl Host {
-    /// Addresses of routers that are of no peer. One that a matched connection comes through is a host of the peer, as far as rules
-    /// go.
-    pub(super) fn strange_routers(&self) -> Vec<IpAddr> {
-        let matched = self.matched.borrow();
-        let is_strange = |at: &IpAddr| self.strange && !matched.keys().any(|pair| pair.dst == *at);
-        ROUTER.into_iter().filter(is_strange).collect()
-    }
-
     /// Connections of these that plain does not carry.
     async fn stuck(&self, lives: &[Live]) -> Kept {
         let refusals = knocks::refusals(self, lives).await;
@@ -240,6 +232,10 @@ impl Machine for Host {
             file.unsaved = known != (&choices, &daemon.rules, wants);
             return Err(Unable);
         }
+        let asked = choices.iter().map(|(pair, _)| *pair);
+        file.asked = asked
+            .filter(|pair| daemon.conns.get(pair).is_asked_in_plain())
+            .collect();
         (file.choices, file.wants, file.unsaved) = (choices, wants, false);
         file.rules.clone_from(&daemon.rules);
         file.matched.clone_from(&self.matched.borrow());
@@ -254,7 +250,6 @@ impl Machine for Host {
         let (daemon, mut chains) = (self.daemon(), self.chains.borrow_mut());
         chains.rules.clone_from(&daemon.rules);
         chains.answers = daemon.answers;
-        chains.strange = self.strange_routers();
         Ok(())
     }
 
@@ -342,7 +337,7 @@ impl Machine for Host {
             let required = ruling(&daemon, live).requirement().map(|rule| rule.bump);
             let why = if required.is_some_and(|bump| Some(bump) != goal.bump) {
                 Seen::RequiredKept
-            } else if daemon.conns.get(&pair).phase.asked().is_some() {
+            } else if daemon.conns.get(&pair).phase.is_asking() {
                 Seen::BusyRefused
             } else if stuck.contains_key(&pair) {
                 Seen::PlainRefused

@@ -36,7 +36,10 @@ pub async fn leave<M: Machine>(
 pub async fn take_back<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<bool, M::Fault> {
     let pair = live.pair();
     // Only plain changes numbers, and nothing gets on by a bump once they are changed.
-    update(m, &pair, |conn| conn.place.note_plain(m.now()));
+    update(m, &pair, |conn| {
+        conn.renumbered = Some(live.meant().socket);
+        conn.place.note_plain(m.now());
+    });
     let is_there = || m.conns(|conns| conns.get(&pair).place.marked() == Some(bump));
     // A new rule may have it there already in the kernel, before it is moved here.
     let is_settled = || {

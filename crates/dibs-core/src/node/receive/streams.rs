@@ -135,7 +135,7 @@ impl Receiver {
         conn.by_path.entry(path).received += bytes.len() as u64;
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         if base.is_some_and(|seq| conn.compare_with(seq, &chunk.tcp)) {
-            let bump = conn.bump;
+            let bump = conn.sent_by();
             { &mut cx.shared.journal.events }.push(Event::Renumbered { bump, tuple });
         }
         let piece = Piece {
@@ -223,6 +223,7 @@ impl Receiver {
         }
         let bump = conn.bump;
         if conn.compare_with(segment.seq, &tcp) {
+            let bump = conn.sent_by();
             { &mut cx.shared.journal.events }.push(Event::Renumbered { bump, tuple });
         }
         let inc = conn
