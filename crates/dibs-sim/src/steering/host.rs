@@ -434,6 +434,12 @@ impl Host {
     /// Takes up what an earlier run left, and follows conntrack.
     pub(super) async fn begin(&self) {
         entries::adopt(self).await.expect("a model says all");
+        let choices: Vec<(FlowKey, Choice)> = self.daemon().conns.choices().collect();
+        // The peer may not have heard of them; it is told with the next session.
+        for (pair, choice) in choices {
+            self.mark_choices(&[pair]).await;
+            self.solicit(&pair, choice.bump);
+        }
         let me = self.me.upgrade().expect("it runs");
         let mut event = entries::Event::Lost;
         loop {
