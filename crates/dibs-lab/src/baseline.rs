@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use dibs_netns::Process;
 pub use mptcp::mptcp;
 pub use openvpn::{openvpn, openvpn_as_it_comes};
-pub use wireguard::wireguard_go;
+pub use wireguard::{wireguard_go, wireguard_go_hub};
 
 /// A VPN between two hosts, gone when dropped.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! runs. They take turns, round by round; what is compared within a round is compared under the
 //! same conditions, and medians are over the rounds.
 
+mod clients;
 mod compare;
 mod exit;
 mod paths;
@@ -43,6 +44,8 @@ pub enum Experiment {
     Peers,
     /// The Internet behind a server, by two uplinks: streams and a page, beside each uplink, wireguard-go, and MPTCP between proxies.
     Exit,
+    /// 5,000 connections of 50 clients at once through one server, beside wireguard-go: memory, processor time, and waiting.
+    Clients,
     /// nginx asked by wrk, 64 connections, kept and a new one each, over links of 1 Gbit/s.
     Requests,
 }
@@ -56,7 +59,7 @@ pub struct Options {
     pub duration: Duration,
     /// Experiments, in this order.
     pub experiments: Vec<Experiment>,
-    /// TCP's congestion controls, in turn; requests are measured with the first.
+    /// TCP's congestion controls, in turn; requests and clients are measured with the first.
     pub congestion: Vec<String>,
     /// Part of the names of those pairs of links that are taken; all if there is nothing.
     pub links: Option<String>,
@@ -141,6 +144,7 @@ fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
         Experiment::Switch => switch::run(stage),
         Experiment::SwitchRandom => switches::run(stage),
         Experiment::Exit => exit::run(stage),
+        Experiment::Clients => clients::run(stage),
         Experiment::Peers => return peers::run(stage),
         Experiment::Requests => requests::run(stage),
     };
@@ -234,7 +238,7 @@ fn is_missing(program: &str) -> bool {
 fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
     options.experiments.iter().flat_map(|experiment| {
         let most = match experiment {
-            Experiment::Requests => 1,
+            Experiment::Requests | Experiment::Clients => 1,
             _ => options.congestion.len(),
         };
         let controls = options.congestion.iter().take(most);

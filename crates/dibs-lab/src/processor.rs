@@ -1,4 +1,6 @@
-//! Processor time of the whole machine, from /proc.
+//! Processor time of the whole machine and of processes, and their memory, from /proc.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
@@ -54,6 +56,31 @@ fn times(text: &str) -> Option<Times> {
     })
 }
 
+/// Processor time that a process has used so far.
+pub(crate) fn time_of(process: u32) -> Result<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let text = std::fs::read_to_string(&path).context(path)?;
+    let ticks = ticks(&text).context("/proc/PID/stat has other fields than expected")?;
+    // USER_HZ, which is 100 wherever Linux has these files.
+    Ok(Duration::from_millis(10 * ticks))
+}
+
+/// proc_pid_stat(5): behind the name, which may hold anything, utime and stime are the 12th and the 13th field.
+fn ticks(text: &str) -> Option<u64> {
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11).map(str::parse::<u64>);
+    Some(times.next()?.ok()? + times.next()?.ok()?)
+}
+
+/// Bytes of memory of a process: a page of several processes counts for its part.
+pub(crate) fn memory_of(process: u32) -> Result<u64> {
+    let path = format!("/proc/{process}/smaps_rollup");
+    let text = std::fs::read_to_string(&path).context(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let size = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(size.context("/proc/PID/smaps_rollup has no Pss")? << 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +92,13 @@ mod tests {
         // 70 of 100 ticks of two processors.
         assert_eq!(percent(before, now), 140.0);
         assert_eq!(times("cpu  1 2\n"), None);
+    }
+
+    #[test]
+    fn a_process_may_have_any_name() {
+        let text = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 8 9 20 0\n";
+        assert_eq!(ticks(text), Some(200));
+        assert_eq!(ticks("7 (a) S"), None);
+        assert!(memory_of(std::process::id()).unwrap() > 0);
     }
 }

@@ -13,7 +13,7 @@ mod term;
 mod wrong;
 
 pub use match_expr::MatchExpr;
-pub use reach::left_out;
+pub use reach::{Nearest, left_out};
 pub use term::{
     DaySpan, Form, PortRange, Selection, Shows, Term, interface, interfaces, is_like, port_range,
     steered_prefix,

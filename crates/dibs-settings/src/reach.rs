@@ -1,5 +1,8 @@
 //! Networks that a wide prefix does not mean: addresses that others elsewhere have too, or nobody.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use ipnet::IpNet;
@@ -50,11 +53,67 @@ fn without(net: IpNet, named: &[IpNet]) -> Vec<IpNet> {
     halves.flat_map(|half| without(half, named)).collect()
 }
 
+/// Networks and their owners; the longest one that holds an address decides. A look-up takes the same time however many they are.
+#[derive(Clone, Debug)]
+pub struct Nearest<T>(BTreeMap<Reverse<u8>, HashMap<IpNet, T>>);
+
+impl<T: Copy> Nearest<T> {
+    /// The longest network that holds an address, and its owner.
+    pub fn holding(&self, address: IpAddr) -> Option<(IpNet, T)> {
+        self.0.iter().find_map(|(Reverse(length), nets)| {
+            let net = IpNet::new(address, *length).ok()?.trunc();
+            Some((net, *nets.get(&net)?))
+        })
+    }
+}
+
+/// Of equal networks the last one counts.
+impl<T> FromIterator<(IpNet, T)> for Nearest<T> {
+    fn from_iter<I: IntoIterator<Item = (IpNet, T)>>(nets: I) -> Self {
+        let mut all: BTreeMap<_, HashMap<_, _>> = BTreeMap::new();
+        for (net, owner) in nets {
+            let alike = all.entry(Reverse(net.prefix_len())).or_default();
+            alike.insert(net.trunc(), owner);
+        }
+        Self(all)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
+
+    #[test]
+    fn the_longest_network_decides() {
+        let all = nets(&[
+            "0.0.0.0/0",
+            "10.77.0.2/32",
+            "10.77.0.3/32",
+            "10.0.0.9/8",
+            "10.77.0.0/16",
+            "10.77.0.3/32",
+            "fd77::2/128",
+            "fd00::/8",
+        ]);
+        let nearest: Nearest<usize> = { all.iter().copied() }.zip(0..).collect();
+        for address in [
+            "10.77.0.2",
+            "10.77.0.3",
+            "10.77.0.4",
+            "10.1.2.3",
+            "192.0.2.80",
+            "fd77::2",
+            "fd77::3",
+            "2001:db8::1",
+            "::",
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            let holding = (0..).zip(&all).filter(|(_, net)| net.contains(&address));
+            let longest = holding.max_by_key(|(_, net)| net.prefix_len());
+            let longest = longest.map(|(owner, net)| (net.trunc(), owner));
+            assert_eq!(nearest.holding(address), longest, "{address}");
+        }
+    }
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()

@@ -18,7 +18,7 @@ use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
 use dibs_io::{PathSocket, SetupError};
 use dibs_policy::sockets;
-use dibs_settings::{BumpId, left_out};
+use dibs_settings::{BumpId, Nearest, left_out};
 use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::matching::Matched;
 use dibs_wire::FlowKey;
@@ -50,7 +50,9 @@ pub(crate) struct Host {
     pub(crate) shadows: RefCell<Shadows>,
     /// Copies of what peers show of connections, under other addresses: those without room, and those that matched nothing.
     pub(crate) copies: Cell<[u64; 2]>,
-    /// Networks that the peers' prefixes leave out.
+    /// The peers' prefixes, and which peer each is of, by index.
+    prefixes: Nearest<usize>,
+    /// Networks that these leave out.
     left_out: Vec<IpNet>,
     /// Networks that peers do not reach in this host's name.
     closed: Vec<IpNet>,
@@ -65,11 +67,15 @@ impl Host {
         interfaces: Interfaces,
         inventory: Inventory,
     ) -> Self {
-        let peers = config.peers.iter().flat_map(|peer| &peer.addresses);
+        let peers = config.peers.iter().enumerate();
+        let prefixes =
+            peers.flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (*net, index)));
+        let nets: Vec<IpNet> = prefixes.clone().map(|(net, _)| net).collect();
         Self {
             driver,
             interfaces,
-            left_out: left_out(&peers.copied().collect::<Vec<_>>()),
+            left_out: left_out(&nets),
+            prefixes: prefixes.collect(),
             closed: left_out(config.daemon.exits()),
             addresses: RefCell::new(inventory.host_addresses(BumpId::is_tun)),
             reachable: RefCell::new(inventory.reachable(&config.paths)),
@@ -129,20 +135,16 @@ impl Host {
 
     /// The peer that an address is behind, by index: the longest prefix decides.
     pub(crate) fn peer_behind(&self, address: IpAddr) -> Option<usize> {
-        self.behind_peer(address).map(|(index, _)| index)
+        self.behind_peer(address).map(|(_, index)| index)
     }
 
-    /// The same, and the prefix.
-    fn behind_peer(&self, address: IpAddr) -> Option<(usize, &IpNet)> {
+    /// The same behind the prefix.
+    fn behind_peer(&self, address: IpAddr) -> Option<(IpNet, usize)> {
         if hold(&self.left_out, address) {
             return None;
         }
-        let peers = self.config.peers.iter().enumerate();
-        let nets =
-            peers.flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (index, net)));
-        nets.filter(|(_, net)| net.contains(&address))
-            .max_by_key(|(_, net)| net.prefix_len())
-            .filter(|(_, net)| net.prefix_len() > 0 || !self.has(address))
+        let found = self.prefixes.holding(address);
+        found.filter(|(net, _)| net.prefix_len() > 0 || !self.has(address))
     }
 
     /// True if an address is another's that peers reach in this host's name.
@@ -154,7 +156,7 @@ impl Host {
     /// True if a connection, as this host sends, reaches others in the name of this host or of the peer.
     pub(crate) fn is_by_exit(&self, pair: &FlowKey) -> bool {
         let behind = self.behind_peer(pair.dst);
-        self.is_beyond(pair.src) || behind.is_some_and(|(_, net)| net.prefix_len() == 0)
+        self.is_beyond(pair.src) || behind.is_some_and(|(net, _)| net.prefix_len() == 0)
     }
 
     /// What was last seen of the interfaces.

@@ -13,9 +13,6 @@ use super::Tunnel;
 const DEVICE: &str = "wg0";
 const PORT: u16 = 51820;
 
-/// Private keys: what they protect is a measurement.
-const KEYS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
-
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
 /// are 10.99.0.1 and 10.99.0.2; it also takes packets between the former, and between `a` and an address beyond `b`, if they are
 /// routed into it.
@@ -27,43 +24,82 @@ pub fn wireguard_go(
     b: (&Host, IpAddr),
     beyond: Option<IpAddr>,
 ) -> Result<Tunnel> {
-    let inside = [[10, 99, 0, 1], [10, 99, 0, 2]].map(IpAddr::from);
-    let ends = [a, b];
-    let [near, far] = [0, 1].map(|n| {
-        let (peer, host) = (1 - n, ends[n].0);
-        let mut command = host.command("wireguard-go");
-        command.args(["-f", DEVICE]).env("LOG_LEVEL", "error");
-        let process = host.spawn(command);
-        let mut process = process.context("wireguard-go (Debian package wireguard-go)")?;
-        let endpoint = SocketAddr::new(ends[peer].1, PORT);
-        configure(
-            host,
-            &mut process,
-            KEYS[n],
-            KEYS[peer],
-            endpoint,
-            [Some(inside[peer]), beyond.filter(|_| n == 0)],
-        )?;
-        host.run(&format!("ip address add {}/24 dev {DEVICE}", inside[n]))?;
-        host.run(&format!("ip link set {DEVICE} up"))?;
-        Ok::<_, anyhow::Error>(process)
-    });
-    let (near, far) = (near?, far?);
+    let near = start(a.0, 1, &peer(2, Some(b.1), &[Some(b.1), beyond]))?;
+    let far = start(b.0, 2, &peer(1, Some(a.1), &[Some(a.1)]))?;
     Ok(Tunnel {
-        a: inside[0],
-        b: inside[1],
+        a: inside(1),
+        b: inside(2),
         _processes: [near, far],
     })
+}
+
+/// Tunnels from clients to a server at this address, by which they reach one beyond it; the server's program stands first.
+///
+/// # Errors
+/// As [`wireguard_go`]; at most 253 clients have numbers.
+pub fn wireguard_go_hub(
+    (server, address): (&Host, IpAddr),
+    clients: &[Host],
+    beyond: IpAddr,
+) -> Result<Vec<Process>> {
+    let numbers = 2..=u8::MAX - 1;
+    let peers = numbers.clone().take(clients.len());
+    let peers: String = peers.map(|number| peer(number, None, &[])).collect();
+    let mut all = vec![start(server, 1, &peers)?];
+    let to_server = peer(1, Some(address), &[Some(beyond)]);
+    for (number, client) in numbers.zip(clients) {
+        all.push(start(client, number, &to_server)?);
+        client.run(&format!("ip route add {beyond} dev {DEVICE}"))?;
+    }
+    Ok(all)
+}
+
+/// Lines of the configuration for the peer of this number, the endpoint of which is known or learned.
+fn peer(number: u8, endpoint: Option<IpAddr>, further: &[Option<IpAddr>]) -> String {
+    let key = hexadecimal(PublicKey::from(&private(number)).as_bytes());
+    let endpoint = endpoint.map(|ip| format!("endpoint={}\n", SocketAddr::new(ip, PORT)));
+    let allowed = [Some(inside(number))]
+        .into_iter()
+        .chain(further.iter().copied());
+    let allowed = allowed.flatten().map(|ip| format!("allowed_ip={ip}/32\n"));
+    let allowed: String = allowed.collect();
+    format!(
+        "public_key={key}\n{}{allowed}",
+        endpoint.unwrap_or_default()
+    )
+}
+
+/// Address in the tunnel.
+fn inside(number: u8) -> IpAddr {
+    [10, 99, 0, number].into()
+}
+
+/// Key of a host: what it protects is a measurement.
+fn private(number: u8) -> StaticSecret {
+    StaticSecret::from([number; 32])
+}
+
+/// Starts the program on the host of this number, and has it know these peers.
+fn start(host: &Host, number: u8, peers: &str) -> Result<Process> {
+    let mut command = host.command("wireguard-go");
+    command.args(["-f", DEVICE]).env("LOG_LEVEL", "error");
+    let process = host.spawn(command);
+    let mut process = process.context("wireguard-go (Debian package wireguard-go)")?;
+    configure(host, &mut process, &private(number), peers)?;
+    host.run(&format!(
+        "ip address add {}/24 dev {DEVICE}",
+        inside(number)
+    ))?;
+    host.run(&format!("ip link set {DEVICE} up"))?;
+    Ok(process)
 }
 
 /// Speaks the cross-platform user-space configuration protocol (wireguard.com/xplatform).
 fn configure(
     host: &Host,
     process: &mut Process,
-    private: [u8; 32],
-    peer_private: [u8; 32],
-    endpoint: SocketAddr,
-    further: [Option<IpAddr>; 2],
+    private: &StaticSecret,
+    peers: &str,
 ) -> Result<()> {
     let path = host.run_dir().join(format!("wireguard/{DEVICE}.sock"));
     let connected = wait_for(HANG, "WireGuard's socket", || {
@@ -72,16 +108,10 @@ fn configure(
     })?;
     let mut uapi =
         connected.with_context(|| format!("WireGuard's program ended: {}", process.stderr()))?;
-    let peer = PublicKey::from(&StaticSecret::from(peer_private));
-    let allowed = { further.into_iter().flatten() }.map(|ip| format!("allowed_ip={ip}/32\n"));
+    let private = hexadecimal(&private.to_bytes());
     write!(
         uapi,
-        "set=1\nprivate_key={}\nlisten_port={PORT}\npublic_key={}\n\
-         endpoint={endpoint}\n{}allowed_ip={}/32\n\n",
-        hexadecimal(&private),
-        hexadecimal(peer.as_bytes()),
-        allowed.collect::<String>(),
-        endpoint.ip()
+        "set=1\nprivate_key={private}\nlisten_port={PORT}\n{peers}\n"
     )
     .context("WireGuard's socket")?;
     uapi.set_read_timeout(Some(HANG))?;

@@ -27,8 +27,8 @@ use crate::site::{INTERFACES, Site, UNTRUSTED};
 
 /// Uplinks: Mbit/s, and round trip in ms.
 const UPLINKS: [(u64, u64); 2] = [(40, 20), (20, 60)];
-const SERVER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
-const WEB: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
+pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
+pub(super) const WEB: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
 /// Port of nginx, which has the objects of a page.
 const PAGE: u16 = 8080;
 /// Objects of a page, their size in bytes, and how many a browser fetches at a time.
@@ -37,7 +37,7 @@ const SIZE: usize = 20_000;
 const AT_A_TIME: usize = 6;
 /// Streams beside each other.
 const MANY: usize = 10;
-const RULE: &str = "[[rule]]\nbump = \"seal\"\nall = true\n";
+pub(super) const RULE: &str = "[[rule]]\nbump = \"seal\"\nall = true\n";
 
 /// Way from a home to the Internet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -271,7 +271,7 @@ fn home(stage: &Stage<'_>, lab: &mut Lab, number: usize, road: Road) -> Result<H
 }
 
 /// Forwards, and translates what leaves by these interfaces.
-fn masquerade(host: &Host, interfaces: &str) -> Result<()> {
+pub(super) fn masquerade(host: &Host, interfaces: &str) -> Result<()> {
     host.sysctl("net.ipv4.ip_forward", "1")?;
     let rule = "type nat hook postrouting priority srcnat;";
     host.shell(&format!(
@@ -302,16 +302,23 @@ fn exit(stage: &Stage<'_>, home: &Host, server: &Host) -> Result<[dibs::Dibsd; 2
         tables: RULE,
     };
     near.configure(&configuration(&paths, &peer, settings))?;
-    far.configure(&format!(
-        "[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\nstate_dir = \"/run/dibs/lib\"\nexit = true\n{}\n\
-         [[path]]\nname = \"wan\"\ninterface = \"wan0\"\ntrust = \"trusted\"\n\
-         [[peer]]\nname = \"home\"\npublic_key = \"{near_key}\"\nappears_as = [\"10.77.0.2\"]\n",
-        scheduler.unwrap_or_default()
-    ))?;
+    far.configure(&of_server(&scheduler.unwrap_or_default(), &[near_key]))?;
     far.spawn()?;
     near.spawn()?;
     near.wait_until_joined(paths.len())?;
     Ok([near, far])
+}
+
+/// The server's configuration, with further lines of `[daemon]`, for peers of these keys.
+pub(super) fn of_server(daemon: &str, keys: &[String]) -> String {
+    let peers = keys.iter().zip(2..).map(|(key, number): (_, u8)| {
+        format!("[[peer]]\nname = \"home{number}\"\npublic_key = \"{key}\"\nappears_as = [\"10.77.0.{number}\"]\n")
+    });
+    format!(
+        "[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\nstate_dir = \"/run/dibs/lib\"\nexit = true\n{daemon}\n\
+         [[path]]\nname = \"wan\"\ninterface = \"wan0\"\ntrust = \"trusted\"\n{}",
+        peers.collect::<String>()
+    )
 }
 
 /// A proxy at home, which leads to one on the server by MPTCP, which leads to the web: as a household would have it that wants

@@ -11,7 +11,7 @@ use dibs_netns::{HANG, Host, Process, wait_until};
 pub fn nginx(host: &Host, port: u16, server: &str) -> Result<Process> {
     let configuration = format!(
         "daemon off; master_process off; user root; worker_processes 1; pid /run/nginx.pid;\n\
-         error_log /run/nginx.log; events {{ worker_connections 1024; }}\n\
+         error_log /run/nginx.log; events {{ worker_connections 8192; }}\n\
          http {{ access_log off; keepalive_requests 1000000000;\n\
          client_body_temp_path /run/t1; proxy_temp_path /run/t2; fastcgi_temp_path /run/t3;\n\
          uwsgi_temp_path /run/t4; scgi_temp_path /run/t5;\n\
