@@ -241,9 +241,7 @@ fn whose_acknowledgements_were_lost_in_plain_goes_on_at_once_on_a_bump() {
             net.a.enable(7000)?;
             // Before TCP tries again by itself, 12 s after that answer of ss.
             let what = "new bytes of whose acknowledgements were lost";
-            wait_until(Duration::from_secs(8), what, || {
-                talk.received()[0] > before
-            })?;
+            wait_until(Duration::from_secs(8), what, || talk.received()[0] > before)?;
             talk.advance(SETTLED)?;
             talk.finish()
         })
