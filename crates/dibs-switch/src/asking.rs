@@ -121,9 +121,8 @@ impl Negotiation {
         origin: Option<BumpId>,
         host: u64,
     ) -> Option<Self> {
-        conns.update(&conn.pair, Conn::take_back_orphaned);
         let before = conns.get(&conn.pair).choice.of(conn.socket);
-        if conns.get(&conn.pair).phase.is_asking() {
+        if conns.get(&conn.pair).phase.asked().is_some() {
             return None;
         }
         Some(Self {

@@ -11,8 +11,6 @@ pub struct Phase {
     /// The peer is asked for its part in this choice. Unless another one has taken its place meanwhile, it is not in force,
     /// and the kernel has not been told.
     asked: Option<Version>,
-    /// An earlier run asked, and nobody waits for the answer.
-    orphaned: bool,
     /// The peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
@@ -36,31 +34,14 @@ impl Phase {
         self.asked
     }
 
-    /// True if this run asks the peer for its part in a choice, and waits for the answer.
-    pub fn is_asking(&self) -> bool {
-        self.asked.is_some() && !self.orphaned
-    }
-
     /// The peer is asked for its part in a choice.
     pub(crate) fn move_to_asked(&mut self, version: Version) {
-        (self.asked, self.orphaned) = (Some(version), false);
+        self.asked = Some(version);
     }
 
     /// The peer has answered, or told the choice back: then true.
     pub(crate) fn end_asked(&mut self, version: Version) -> bool {
-        let ended = self.asked.take_if(|asked| *asked == version).is_some();
-        self.orphaned &= !ended;
-        ended
-    }
-
-    /// An earlier run asked the peer for its part in a choice.
-    pub(crate) fn move_to_orphaned(&mut self, version: Version) {
-        (self.asked, self.orphaned) = (Some(version), true);
-    }
-
-    /// Choice of which an earlier run asked the peer for its part, without an answer.
-    pub(crate) fn orphaned(&self) -> Option<Version> {
-        self.asked.filter(|_| self.orphaned)
+        self.asked.take_if(|asked| *asked == version).is_some()
     }
 
     /// True if the peer moves it to a bump, and the kernel does not know yet.

@@ -80,29 +80,6 @@ impl Conn {
         { self.choice.get() }.filter(|choice| asked != Some(choice.version))
     }
 
-    /// True if the peer is asked for its part in a choice of a bump for it, and it is in plain: if the peer knows it by other
-    /// addresses, nothing else of it may leave by the bump.
-    pub fn is_asked_in_plain(&self) -> bool {
-        let is_of_bump = { self.choice.get() }.is_some_and(|choice| choice.bump.is_some());
-        self.is_asked() && is_of_bump && self.place.marked().is_none()
-    }
-
-    /// Puts a choice back that was saved. If it was [asked in plain](Self::is_asked_in_plain), the peer is asked again.
-    pub fn restore(&mut self, choice: Choice, is_asked: bool) {
-        self.choice.restore(choice);
-        if is_asked {
-            self.phase.move_to_orphaned(choice.version);
-        }
-    }
-
-    /// Takes a choice back of which an earlier run asked the peer for its part.
-    pub(crate) fn take_back_orphaned(&mut self) {
-        if let Some(version) = self.phase.orphaned() {
-            self.phase.end_asked(version);
-            self.choice.take_back(version, None);
-        }
-    }
-
     /// True if nothing here is about to move it.
     pub fn rests(&self) -> bool {
         self.phase.moving().is_none() && !self.is_asked()
@@ -262,12 +239,6 @@ impl ConnTable {
     /// All choices, ordered.
     pub fn choices(&self) -> impl Iterator<Item = (FlowKey, Choice)> {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
-    }
-
-    /// Choices of which an earlier run asked peers for their part, without an answer.
-    pub fn orphaned(&self) -> impl Iterator<Item = (FlowKey, Choice)> {
-        let is_orphaned = |pair: &FlowKey| self.get(pair).phase.orphaned().is_some();
-        self.choices().filter(move |(pair, _)| is_orphaned(pair))
     }
 
     /// Connections that are on a bump only because plain does not carry them, and that bump.
@@ -457,7 +428,6 @@ impl ConnTable {
                 return;
             }
             if socket.is_none() {
-                conn.take_back_orphaned();
                 gone.extend((choice.is_some() || conn.place.has_left()).then_some(*pair));
                 (conn.choice, conn.telling) = (Chosen::default(), Telling::default());
                 conn.apart = false;

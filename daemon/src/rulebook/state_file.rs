@@ -117,9 +117,6 @@ pub struct SavedChoice {
     pub conn: FlowKey,
     /// Choice.
     pub choice: Choice,
-    /// The peer was asked for its part, and the connection was in plain.
-    #[serde(default)]
-    pub asked: bool,
 }
 
 /// A live connection and its name at the peer, both as this host sends.
@@ -347,7 +344,6 @@ mod tests {
                     ([0xfd00, 0, 0, 0, 0, 0, 0, 2], 80),
                 ),
                 choice,
-                asked: true,
             }],
             engaged: BTreeMap::from([("key".to_owned(), 2)]),
             addresses: vec!["fd00::1".parse().unwrap()],

@@ -546,5 +546,5 @@ pub(crate) async fn leave_renumbered(
 /// True if a choice for a connection is under way.
 pub(crate) fn is_moving(daemon: &Daemon, live: &Live) -> bool {
     let conns = &daemon.state.borrow().conns;
-    conns.get(&live.pair).phase.is_asking()
+    conns.get(&live.pair).phase.asked().is_some()
 }

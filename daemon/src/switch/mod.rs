@@ -208,15 +208,14 @@ impl Daemon {
             peer: self.config.peers[known.peer].public_key.to_string(),
             socket: known.socket,
         };
-        let as_chosen = |(conn, choice): (FlowKey, _)| SavedChoice {
-            conn,
-            choice,
-            asked: state.conns.get(&conn).is_asked_in_plain(),
-        };
         let saved = Saved {
             next_rule: state.rules.next(),
             rules: state.rules.saved().to_vec(),
-            choices: state.conns.choices().map(as_chosen).collect(),
+            choices: state
+                .conns
+                .choices()
+                .map(|(conn, choice)| SavedChoice { conn, choice })
+                .collect(),
             engaged: engaged
                 .map(|(state, peer)| (peer.public_key.to_string(), state.wants.bumps()))
                 .filter(|(_, bumps)| *bumps != 0)
@@ -401,7 +400,7 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
                 bump,
                 ..saved.choice
             };
-            conns.update(&saved.conn, |conn| conn.restore(choice, saved.asked));
+            conns.update(&saved.conn, |conn| conn.choice.restore(choice));
         }
     }
     let peer_state = |peer: &dibs_config::PeerConfig| {

@@ -196,10 +196,8 @@ fn a_daemon_is_killed_while_it_moves_many_connections() {
                 change.wait(SOON)?;
                 net.a.start()?;
                 net.wait_established()?;
-                // Of what the peer was not asked yet it is asked again.
-                wait("all to have moved", || {
-                    wait_together(net).is_ok_and(|moved| moved == on_bump)
-                })?;
+                let moved = wait_together(net)?;
+                ensure!(moved == on_bump, "{moved} are on the bump");
             }
             talks.end()
         })

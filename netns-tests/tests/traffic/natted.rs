@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_io::{PacketEar, PacketSender};
@@ -15,7 +14,6 @@ use netns_tests::daemon::wait;
 use netns_tests::homes::{Homes, server};
 use netns_tests::household::{Households, SERVER};
 use netns_tests::isolated;
-use netns_tests::programs;
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect, connect_translated};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -30,9 +28,6 @@ const MUCH: usize = 30_000_000;
 const FEW: usize = 2_000;
 /// The port that connections come from, on both laptops.
 const FROM: u16 = 40_000;
-
-/// Time for a program to end whose daemon has.
-const SOON: Duration = Duration::from_secs(10);
 
 /// Moves the connections of both laptops at once.
 fn both(net: &Homes, bump: &str) -> Result<()> {
@@ -162,36 +157,6 @@ fn rules_leave_others_behind_a_laptops_router_alone() {
                 "{on:?}"
             );
             Ok(())
-        })
-    });
-}
-
-/// Its choice is in the file by then, and the server knows the connection by another address.
-#[test]
-fn a_laptop_that_is_killed_while_it_asks_asks_again() {
-    isolated(|| {
-        Homes::run(|net| {
-            let mut conn = net.connect(0, FROM, 7000)?;
-            exchange(&mut conn, FEW)?;
-            net.b.suspend()?;
-            let laptop = &mut net.laptops[0];
-            let mut enable = laptop.host.command(programs::built("dibsctl"));
-            enable.args(["enable", "--dport", "7000", "--bump", "seal"]);
-            let mut enable = laptop.host.spawn(enable)?;
-            wait("the choice to be saved", || {
-                let saved = laptop.saved();
-                saved.is_ok_and(|saved| !saved.contains("\"choices\": []"))
-            })?;
-            laptop.stop(Signal::SIGKILL)?;
-            enable.wait(SOON)?;
-            exchange(&mut conn, FEW)?;
-            laptop.start()?;
-            exchange(&mut conn, FEW)?;
-            net.b.go_on()?;
-            for node in [&net.laptops[0], &net.b] {
-                node.wait_bump(7000, "seal")?;
-            }
-            exchange(&mut conn, FEW)
         })
     });
 }

@@ -58,8 +58,6 @@ pub(super) type Stands = Rc<RefCell<Option<BTreeMap<FlowKey, Stand>>>>;
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) choices: Vec<(FlowKey, Choice)>,
-    /// Those of connections in plain of which the peer was asked for its part.
-    pub(super) asked: BTreeSet<FlowKey>,
     pub(super) rules: Vec<Rule>,
     /// Bumps that the peer's rules need.
     pub(super) wants: u16,
@@ -406,8 +404,7 @@ impl Host {
         {
             let file = &mut *self.file.borrow_mut();
             for (pair, choice) in &file.choices {
-                let is_asked = file.asked.contains(pair);
-                { &mut daemon.conns }.update(pair, |conn| conn.restore(*choice, is_asked));
+                { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
             }
             daemon.rules.clone_from(&file.rules);
             daemon.wants = Wants::restored(file.wants);

@@ -232,10 +232,6 @@ impl Machine for Host {
             file.unsaved = known != (&choices, &daemon.rules, wants);
             return Err(Unable);
         }
-        let asked = choices.iter().map(|(pair, _)| *pair);
-        file.asked = asked
-            .filter(|pair| daemon.conns.get(pair).is_asked_in_plain())
-            .collect();
         (file.choices, file.wants, file.unsaved) = (choices, wants, false);
         file.rules.clone_from(&daemon.rules);
         file.matched.clone_from(&self.matched.borrow());
@@ -337,7 +333,7 @@ impl Machine for Host {
             let required = ruling(&daemon, live).requirement().map(|rule| rule.bump);
             let why = if required.is_some_and(|bump| Some(bump) != goal.bump) {
                 Seen::RequiredKept
-            } else if daemon.conns.get(&pair).phase.is_asking() {
+            } else if daemon.conns.get(&pair).phase.asked().is_some() {
                 Seen::BusyRefused
             } else if stuck.contains_key(&pair) {
                 Seen::PlainRefused

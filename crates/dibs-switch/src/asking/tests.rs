@@ -244,36 +244,6 @@ fn nothing_is_chosen_while_the_peer_is_asked() {
     assert_eq!(choice(&conns), None);
 }
 
-/// The daemon was killed meanwhile, and the peer may know the connection by other addresses.
-#[test]
-fn what_an_earlier_run_asked_for_in_plain_is_not_in_force_and_is_asked_again() {
-    let mut conns = named();
-    ask(&mut conns, 3);
-    let asked = conns.get(&conn().pair);
-    assert!(asked.is_asked_in_plain());
-    let saved = asked.choice.get().expect("a choice");
-    let restored = || {
-        let mut conns = named();
-        conns.update(&conn().pair, |conn| conn.restore(saved, true));
-        conns
-    };
-    let mut conns = restored();
-    assert_eq!(conns.get(&conn().pair).in_force(), None);
-    assert!(conns.get(&conn().pair).is_asked_in_plain());
-    assert_eq!(Vec::from_iter(conns.orphaned()), [(conn().pair, saved)]);
-    let again = ask(&mut conns, 3);
-    assert_eq!(conns.orphaned().count(), 0);
-    assert_eq!(again.version(), saved.version);
-    let refused = Ok((Outcome::NoConnection, 0));
-    assert_eq!(conclude(&mut conns, again, refused), Conclusion::TakenBack);
-    assert_eq!(choice(&conns), None);
-    // The peer had followed, and says so.
-    let mut conns = restored();
-    accept(&mut conns, 3, saved.version);
-    assert_eq!(conns.get(&conn().pair).in_force(), Some(saved));
-    assert_eq!(conns.orphaned().count(), 0);
-}
-
 #[test]
 fn a_rule_of_the_peer_stands_against_what_stood_before_too() {
     let mut conns = named();

@@ -1,16 +1,14 @@
 //! Choices of users here.
 
+use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use dibs_settings::BumpId;
-use dibs_wire::FlowKey;
 use futures_util::future::join_all;
 
 use super::asks::{self, Move, ROUND};
 use super::{Goal, Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::asking::{Conclusion, Negotiation};
-use crate::conns::Choice;
 use crate::messages::{Answer, Unanswered};
 
 /// Outcome of a choice for one connection.
@@ -108,36 +106,6 @@ pub async fn choose<M: Machine>(
         .zip(lives)
         .map(|(outcome, live)| (*live, outcome))
         .collect())
-}
-
-/// Asks a peer again for its part in choices of which an earlier run asked it, without an answer.
-pub(super) async fn ask_again<M: Machine>(m: &M, peer: usize) {
-    let is_of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);
-    let left: Vec<(FlowKey, Choice)> = m.conns(|conns| {
-        let left = conns.orphaned();
-        left.filter(|(pair, _)| is_of_peer(pair)).collect()
-    });
-    let pairs: Vec<FlowKey> = left.iter().map(|(pair, _)| *pair).collect();
-    let found = match pairs[..] {
-        [] => return,
-        _ => or_warn(m, m.find(&pairs).await).unwrap_or_default(),
-    };
-    let mut by_bump: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
-    for (pair, choice) in left {
-        let live = found.get(&pair);
-        let live = live.filter(|live| live.meant().socket == choice.socket);
-        by_bump.entry(choice.bump).or_default().extend(live);
-    }
-    for (bump, lives) in by_bump {
-        let outcomes = or_warn(m, choose(m, &lives, bump.into(), |_, _| {}).await);
-        for (live, outcome) in outcomes.into_iter().flatten() {
-            if let Some(fault) = outcome.fault() {
-                let stays = "is not moved as was chosen before dibsd started";
-                let why = &format!("{} {stays}: {fault}", live.pair());
-                m.tell(News::Peer { peer, why });
-            }
-        }
-    }
 }
 
 fn propose<M: Machine>(m: &M, live: &M::Live, goal: Goal) -> Option<Negotiation> {

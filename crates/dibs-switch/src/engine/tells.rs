@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::asks::{ROUND, ask_switch};
-use super::{Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update};
+use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant};
 use crate::messages::{Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
@@ -103,7 +103,6 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
         }
         m.sleep(TELL_AGAIN).await;
     }
-    choices::ask_again(m, peer).await;
     or_warn(m, super::rules::follow_at_peer(m, peer).await);
     recover(m, peer).await;
     // A peer that began anew does not know what a silent end is called behind a router until that speaks.
