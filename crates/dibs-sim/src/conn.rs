@@ -53,7 +53,7 @@ pub struct Conn {
     pub stopped: bool,
     /// One of the ends gave up.
     pub aborted: bool,
-    /// It was in plain, wherever it began.
+    /// True if the connection was in plain, wherever it began.
     pub left: bool,
     number: u32,
     ends: [End; 2],
@@ -293,7 +293,7 @@ impl Conn {
         self.lives(host, kernel) && !begins.contains(&self.state(host, kernel))
     }
 
-    /// What a host's kernel says of its socket.
+    /// Numbers that a host's kernel gives of its socket.
     pub fn carrying(&self, host: usize, kernel: &Kernel) -> Carrying {
         let end = &self.ends[usize::from(self.ends[0].host != host)];
         let waiting = match self.removed {

@@ -443,7 +443,7 @@ fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
         .fault(&daemon.config, &inventory, peer, path)
 }
 
-/// Why a path has a state, as the event of it says.
+/// Reason for a path's state, as its event gives it.
 pub(crate) fn because(daemon: &Daemon, path: usize, state: &str) -> String {
     if !["suspect", "down"].contains(&state) {
         return String::new();
