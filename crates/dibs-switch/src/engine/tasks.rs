@@ -79,10 +79,7 @@ async fn keep_asking<M: Machine + 'static>(m: &Rc<M>) {
             "let connections follow again",
             entries::let_follow(&**m).await,
         );
-        let began = m.now();
         m.note_done("ask peers to confirm", ask(m, &busy).await);
-        // A look lists all connections, and each new one is a cause for one: a fifth of the time at most is spent on looks.
-        m.sleep(m.now().since(began) * 4).await;
     }
 }
 
