@@ -67,7 +67,7 @@ impl<T: Copy> Nearest<T> {
     }
 }
 
-/// Of equal networks the last one counts.
+/// Networks and their owners; the last of two equal networks counts.
 impl<T> FromIterator<(IpNet, T)> for Nearest<T> {
     fn from_iter<I: IntoIterator<Item = (IpNet, T)>>(nets: I) -> Self {
         let mut all: BTreeMap<_, HashMap<_, _>> = BTreeMap::new();

@@ -66,9 +66,9 @@ struct Turn {
 /// Hosts, and what runs on them.
 struct World {
     clients: Vec<Host>,
-    /// Of wireguard-go; the server's first.
+    /// Processes of wireguard-go, the server's first.
     tunnels: Vec<Process>,
-    /// The same of dibs.
+    /// Daemons of dibs, the server's first.
     daemons: Vec<Dibsd>,
     _others: [Host; 3],
     _nginx: Process,
