@@ -19,12 +19,17 @@ use crate::plaintext::Plaintext;
 /// How long a connection may stand still. TCP doubles its timeouts while nobody answers: after 30
 /// seconds of silence the next attempt may be 30 more away.
 const PATIENCE: Duration = HANG;
-/// Bytes per read and write.
+/// Bytes per read.
 const CHUNK: usize = 16 << 10;
+/// Bytes that a talker writes at once.
+const BURST: usize = 64 << 10;
+/// Rate at which each end of a talk sends at most, in bytes per second. Tests that run beside each other would otherwise leave each
+/// other no processor.
+const RATE: f64 = 8e6;
 
 /// More bytes than can still be under way on a link: what is heard after so many was sent after whatever
 /// happened before them.
-pub const SETTLED: u64 = 2 << 20;
+pub const SETTLED: u64 = 1 << 20;
 
 /// A connection on which both ends send without end, and check what they receive.
 #[derive(Debug)]
@@ -302,10 +307,15 @@ pub fn next_plaintext() -> Plaintext {
 
 fn write(mut stream: TcpStream, plaintext: Plaintext, stop: &AtomicBool) -> Result<u64> {
     let mut sent = 0;
-    let mut buffer = [0; CHUNK];
+    let mut buffer = [0; BURST];
     while !stop.load(Ordering::Relaxed) {
+        let begun = Instant::now();
         plaintext.fill(sent, &mut buffer);
-        sent += again(|| stream.write(&buffer)).context("send")? as u64;
+        let written = again(|| stream.write(&buffer)).context("send")?;
+        sent += written as u64;
+        // No condition is awaited here: this is the rate of the load.
+        let time = Duration::from_secs_f64(written as f64 / RATE);
+        std::thread::sleep(time.saturating_sub(begun.elapsed()));
     }
     stream.shutdown(Shutdown::Write).context("shutdown")?;
     Ok(sent)
