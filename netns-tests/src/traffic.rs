@@ -25,11 +25,11 @@ const CHUNK: usize = 16 << 10;
 const BURST: usize = 64 << 10;
 /// Rate at which each end of a talk sends at most, in bytes per second. Tests that run beside each other would otherwise leave each
 /// other no processor.
-const RATE: f64 = 8e6;
+const RATE: f64 = 2e6;
 
 /// More bytes than can still be under way on a link: what is heard after so many was sent after whatever
 /// happened before them.
-pub const SETTLED: u64 = 1 << 20;
+pub const SETTLED: u64 = 512 << 10;
 
 /// A connection on which both ends send without end, and check what they receive.
 #[derive(Debug)]
