@@ -168,7 +168,7 @@ impl Wanted {
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
         let (choice, handed) = (conn.choice.of(socket), conn.place.handed());
-        let is_stuck = conn.renumbered == Some(socket);
+        let is_stuck = conn.is_renumbered(socket);
         // A choice that stands here is above a rule that does not require its bump. What the peer's rules want is not:
         // the kernel has the connection where ours do with the next packet.
         let has_it = |choice: Choice| choice.version >= version || choice.bump == switch.bump;

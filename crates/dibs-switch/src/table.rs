@@ -56,6 +56,11 @@ impl Conn {
         known.map_or(Socket::UNKNOWN, |(_, theirs)| theirs)
     }
 
+    /// True if something in plain changes the numbers of the connection of this socket here.
+    pub fn is_renumbered(&self, own: Socket) -> bool {
+        self.renumbered == Some(own)
+    }
+
     /// The other end named its socket `theirs` while this end had the socket `own`.
     pub fn learn_name(&mut self, own: Socket, theirs: Socket) {
         self.name = Some((own, theirs));

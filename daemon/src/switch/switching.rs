@@ -26,8 +26,10 @@ use crate::switch::{Daemon, listing, marking, sessions};
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
 /// What is sent by a bump is acknowledged sooner, as a rule: a retransmission may lie between.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1200);
-/// A connection that moves no byte for as long is taken to be idle.
-const IDLE_AFTER: Duration = Duration::from_millis(150);
+/// A connection that moves no byte for as long is taken to be idle. Its kernels answer sooner, as a rule, so nobody waits for this.
+const IDLE_AFTER: Duration = Duration::from_millis(400);
+/// Time between two looks at what is acknowledged.
+const LOOK_AGAIN: Duration = Duration::from_millis(150);
 /// Words for a connection that the peer moved on before this host saw anything of it.
 const TAKEN_BACK: &str = "the peer moved it elsewhere at the same time; if it does so again, something between the two hosts changes \
      TCP's sequence numbers, as dibsctl events says there";
@@ -198,7 +200,7 @@ pub(crate) async fn unacknowledged(
     };
     let mut waiting: HashMap<FlowKey, Unanswered> = sending().await?.map(unanswered).collect();
     while !waiting.is_empty() && start.elapsed() < ACKNOWLEDGED_WITHIN {
-        tokio::time::sleep(IDLE_AFTER).await;
+        tokio::time::sleep(LOOK_AGAIN).await;
         let now: HashMap<FlowKey, TcpCounts> = sending().await?.collect();
         waiting.retain(|pair, known| {
             let Some(counts) = now.get(pair) else {
@@ -304,7 +306,7 @@ pub(crate) async fn change(
         let peer = daemon.peer_name(live.peer);
         (*live, Err(format!("there is no session with peer {peer}")))
     };
-    let outcomes: Vec<(Live, Result<(), String>)> = moved
+    let mut outcomes: Vec<Moved> = moved
         .into_iter()
         .chain(unable.iter().map(no_session))
         .chain(
@@ -322,6 +324,10 @@ pub(crate) async fn change(
     };
     let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
     let infos = listing::describe(daemon, &lives).await?;
+    // The data path here, or the peer, may have taken some of them back meanwhile.
+    if let Some(bump) = daemon.bumps.inside(bump) {
+        note_taken_back(daemon, &mut outcomes, bump);
+    }
     let mut changed = changed(daemon, bump, infos.into_iter().zip(outcomes));
     let without = lives.iter().map(|live| live.peer);
     let without = without.filter(|peer| bump.is_none() && !up[*peer]);
@@ -384,15 +390,27 @@ async fn take_back_renumbered(
         .iter()
         .filter(|conn| conn.renumbered && conn.bump == bump);
     let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
+    let found = moved
+        .iter()
+        .filter(|(live, _)| renumbered.contains(&live.pair));
+    for (live, _) in found.filter(|(_, outcome)| outcome.is_ok()) {
+        renumbered::take_back(daemon, bump, live).await?;
+    }
+    note_taken_back(daemon, moved, bump);
+    Ok(())
+}
+
+/// Notes the reason for each connection that came to a bump which does not carry it, or is there no more.
+fn note_taken_back(daemon: &Daemon, moved: &mut [Moved], bump: BumpId) {
+    let conns = &daemon.state.borrow().conns;
     for (live, outcome) in moved.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
-        if renumbered.contains(&live.pair) {
-            renumbered::take_back(daemon, bump, live).await?;
+        let conn = conns.get(&live.pair);
+        if conn.is_renumbered(live.socket) {
             *outcome = Err(marking::RENUMBERED.to_owned());
-        } else if daemon.state.borrow().conns.get(&live.pair).place.marked() != Some(bump) {
+        } else if conn.place.marked() != Some(bump) {
             *outcome = Err(TAKEN_BACK.to_owned());
         }
     }
-    Ok(())
 }
 
 /// Puts subflows of MPTCP connections back to where they were of which others could not move.
