@@ -16,6 +16,10 @@ use super::{Machine, Task, entries, locks, or_warn, rules, shadows, tells};
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Time between two looks at sessions while a rule asks for one.
 const SESSIONS_EVERY: Duration = Duration::from_millis(500);
+/// Pause after a look, in lengths of it: looks take a fifth of the time at most.
+const PAUSES: u32 = 4;
+/// Pauses that may be put off: a few looks have none.
+const PUT_OFF: Duration = Duration::from_secs(1);
 
 /// Begins all of them.
 pub fn begin<M: Machine + 'static>(m: &Rc<M>) {
@@ -73,13 +77,35 @@ async fn keep_telling<M: Machine + 'static>(m: &Rc<M>) {
 /// their bumps a while ago.
 async fn keep_asking<M: Machine + 'static>(m: &Rc<M>) {
     let busy = Rc::new(Busy::default());
+    let mut pace = Pace::default();
     loop {
         is_due(&**m, Task::Confirm, Some(m.now() + LOOK_EVERY)).await;
         m.note_done(
             "let connections follow again",
             entries::let_follow(&**m).await,
         );
+        let began = m.now();
         m.note_done("ask peers to confirm", ask(m, &busy).await);
+        // A look lists all connections, and each new one is a cause for one.
+        m.sleep(pace.pause(began, m.now())).await;
+    }
+}
+
+/// Pace of looks for which there is cause again and again.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Pauses that were due when the last look ended.
+    due: Duration,
+    ended: Time,
+}
+
+impl Pace {
+    /// Pause after a look between these two times.
+    fn pause(&mut self, began: Time, ended: Time) -> Duration {
+        let left = self.due.saturating_sub(began.since(self.ended));
+        self.due = left + ended.since(began) * PAUSES;
+        self.ended = ended;
+        self.due.saturating_sub(PUT_OFF)
     }
 }
 
@@ -143,6 +169,30 @@ async fn keep_sessions<M: Machine>(m: &M) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looks_that_follow_each_other_take_a_fifth_of_the_time_and_few_have_no_pause() {
+        for took in [1, 10, 100, 3000].map(Duration::from_millis) {
+            let (mut pace, mut now) = (Pace::default(), Time::ZERO);
+            let mut look = || {
+                let pause = pace.pause(now, now + took);
+                now = now + took + pause;
+                pause
+            };
+            let free = (0..1000).take_while(|_| look().is_zero()).count();
+            assert_eq!(free as u128, 250 / took.as_millis(), "{took:?}");
+            for _ in 0..100 {
+                assert_eq!(look(), took * 4);
+            }
+        }
+        // As many again after a while.
+        let mut pace = Pace::default();
+        for second in (0..100).step_by(2) {
+            let began = Time::ZERO + Duration::from_secs(second);
+            let ended = began + Duration::from_millis(250);
+            assert!(pace.pause(began, ended).is_zero());
+        }
+    }
 
     /// Peer 0 says nothing, look after look; peer 1 is asked and answers at each of them.
     #[test]

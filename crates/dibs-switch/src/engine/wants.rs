@@ -68,7 +68,7 @@ pub async fn answer<M: Machine>(m: &M, peer: usize, sequence: u64, bumps: u16) -
     m.tell(News::Wanted);
     let ready = async {
         m.save()?;
-        m.steer().await
+        m.install().await
     };
     match ready.await {
         Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
