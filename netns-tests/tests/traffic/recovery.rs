@@ -100,7 +100,7 @@ fn under_outages(outages: impl FnOnce(&mut Net, &Talk) -> Result<()>) -> Result<
         net.wait_bump(7000, "scramble")?;
         let dropped = dropped(net)? - dropped_before;
         ensure!(dropped == 0, "{dropped} segments with old time stamps");
-        talk.finish_unheard(ears, 4 << 20)
+        talk.finish_unheard(ears, 1 << 20)
     })
 }
 
