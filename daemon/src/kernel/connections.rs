@@ -5,7 +5,7 @@
 //! keep their address (`dibs-policy/src/rules/nftables_only.rs`). A subflow of an MPTCP connection that goes by a bump while
 //! another one goes in plain shows in plain what the bump hides, so all subflows of a connection move, or none.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
 use std::net::IpAddr;
 
@@ -53,7 +53,7 @@ pub(crate) async fn all(kernel: &Kernel, are_marked: bool) -> anyhow::Result<Vec
 }
 
 /// As [`connections`](all), without looking at marks.
-pub(crate) async fn sockets(kernel: &Kernel) -> Result<Vec<Live>, Error> {
+pub(crate) async fn sockets(kernel: &Kernel) -> anyhow::Result<Vec<Live>> {
     sockets_as(kernel, Some).await
 }
 
@@ -61,7 +61,7 @@ pub(crate) async fn sockets(kernel: &Kernel) -> Result<Vec<Live>, Error> {
 pub(crate) async fn sockets_as<U>(
     kernel: &Kernel,
     pick: impl Fn(Live) -> Option<U>,
-) -> Result<Vec<U>, Error> {
+) -> anyhow::Result<Vec<U>> {
     let mut found = sockets::list(|socket| pick(live(kernel.host(), socket)?)).await?;
     found.extend(all_passing(kernel).await?.into_iter().filter_map(pick));
     Ok(found)
@@ -71,13 +71,7 @@ pub(crate) async fn sockets_as<U>(
 pub(crate) async fn sockets_of(
     kernel: &Kernel,
     pairs: &[FlowKey],
-) -> Result<HashMap<FlowKey, Live>, Error> {
-    if pairs.len() > LOOKUPS {
-        let meant: HashSet<&FlowKey> = pairs.iter().collect();
-        let of_these = |live: Live| meant.contains(&live.pair).then_some((live.pair, live));
-        let found = sockets_as(kernel, of_these).await?;
-        return Ok(found.into_iter().collect());
-    }
+) -> Result<HashMap<FlowKey, Live>, dibs_policy::Error> {
     let found = sockets::find(pairs).await?.into_iter();
     let lives = found.filter_map(|socket| live(kernel.host(), socket));
     let lives = lives.chain(passing_of(kernel, pairs).await?);

@@ -235,8 +235,7 @@ impl Machine for Daemon {
         // There may be thousands: of most, nothing is kept.
         let pairs = connections::sockets_as(&self.kernel, |live| Some(live.pair)).await?;
         let tracked = entries::tracked_of(self, &pairs).await?;
-        let picked = connections::sockets_as(&self.kernel, |live| pick(&live, &tracked));
-        Ok(picked.await?)
+        connections::sockets_as(&self.kernel, |live| pick(&live, &tracked)).await
     }
 
     async fn survey(

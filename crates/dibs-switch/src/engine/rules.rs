@@ -8,7 +8,7 @@ use dibs_settings::BumpId;
 use super::asks::{self, Move, ROUND};
 use super::{
     Goal, Live as _, Machine, Mark, News, Task, all_of, choices, or_warn, stands_on, switches,
-    tells, update, wants, warn_of,
+    update, wants, warn_of,
 };
 use crate::asking::Negotiation;
 use crate::conns::{Meant, Version};
@@ -179,7 +179,8 @@ pub async fn follow_ruled<M: Machine>(m: &M, lives: &[M::Live]) {
 /// # Errors
 /// The kernel does not say which connections there are.
 pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fault> {
-    let lives = tells::of_peer(m, peer).await?;
+    let mut lives = m.lives().await?;
+    lives.retain(|live| live.peer() == peer);
     enforce(m, &lives).await;
     follow_ruled(m, &lives).await;
     let by_others = |live: &M::Live| {

@@ -112,31 +112,11 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
 
 /// Has this host's kernel tell a peer's where the connections between them stand.
 async fn recover<M: Machine>(m: &M, peer: usize) {
-    let lives = or_warn(m, of_peer(m, peer).await).unwrap_or_default();
-    for live in lives.iter().filter(|live| !live.is_over()) {
+    let lives = or_warn(m, m.lives().await).unwrap_or_default();
+    for live in lives
+        .iter()
+        .filter(|live| live.peer() == peer && !live.is_over())
+    {
         m.solicit(&live.pair(), stands_on(m, live));
     }
-}
-
-/// Live connections with a peer that are on bumps, or that rules may bring there. Peers may join by the dozen, and to list all
-/// connections takes long however few there are: without such rules, only those are looked for of which something is known.
-///
-/// # Errors
-/// The kernel does not say which connections there are.
-pub(super) async fn of_peer<M: Machine>(m: &M, peer: usize) -> Result<Vec<M::Live>, M::Fault> {
-    if m.rules_want(peer) != 0 {
-        let mut lives = m.lives().await?;
-        lives.retain(|live| live.peer() == peer);
-        return Ok(lives);
-    }
-    let known: Vec<FlowKey> = m.conns(|conns| {
-        let pairs = conns.iter().map(|(pair, _)| *pair);
-        pairs.filter(|pair| m.peer_of(pair) == Some(peer)).collect()
-    });
-    if known.is_empty() {
-        return Ok(Vec::new());
-    }
-    let found = m.find(&known).await?;
-    let lives = known.iter().filter_map(|pair| found.get(pair));
-    Ok(lives.copied().collect())
 }
