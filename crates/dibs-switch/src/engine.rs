@@ -22,7 +22,7 @@ use dibs_settings::BumpId;
 use crate::answering::Refusal;
 use crate::asking::Conclusion;
 use crate::conns::Meant;
-use crate::knock::{self, Numbers};
+use crate::knock::{self, Standing};
 use crate::matching::{Carrying, Matched, Stand};
 use crate::messages::{Body, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
@@ -372,11 +372,11 @@ pub trait Machine {
     /// # Errors
     /// The system has none.
     fn plain_by_numbers(&self, conns: &[(FlowKey, Stand)]) -> Result<Self::Plain, Self::Fault>;
-    /// Numbers of connections that are on bumps, as far as the data path knows or the kernel says.
+    /// Numbers and windows of connections that are on bumps, as far as the data path knows or the kernel says.
     ///
     /// # Errors
     /// The system does not say.
-    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Numbers>, Self::Fault>;
+    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Standing>, Self::Fault>;
     /// States of connections in plain by the words of the kernel here; nothing of those of which it does not say it.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::node::ConnSnapshot;
 use dibs_wire::emit::Headers;
 use dibs_wire::packet::{self, FlowKey, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, emit, virtio};
@@ -54,6 +55,11 @@ impl Numbers {
         }
     }
 
+    /// Number behind what the end has sent, and what it acknowledges here.
+    pub(crate) fn seen(self) -> (SeqNumber, SeqNumber) {
+        (SeqNumber::new(self.seq), SeqNumber::new(self.ack))
+    }
+
     /// The numbers in a message.
     pub fn to_wire(self) -> u64 {
         u64::from(self.seq) << 32 | u64::from(self.ack)
@@ -68,15 +74,74 @@ impl Numbers {
     }
 }
 
+/// Numbers of an end with the window that its kernel last advertised, as a header has it: a firewall that follows the numbers lets pass
+/// what the other end sends into that window, although what advertised it went by the bump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Standing {
+    /// The numbers.
+    pub numbers: Numbers,
+    /// The window.
+    pub window: u16,
+}
+
+impl Standing {
+    /// What an end shows of a connection in the data path; nothing if it has not sent and acknowledged both.
+    pub fn of(conn: &ConnSnapshot) -> Option<Self> {
+        let (sent_end, acked) = conn.stands?;
+        Some(Self {
+            numbers: Numbers::of(sent_end, acked),
+            window: conn.window,
+        })
+    }
+}
+
+impl From<Numbers> for Standing {
+    /// With a window that lets little pass, for it is not known.
+    fn from(numbers: Numbers) -> Self {
+        Self {
+            numbers,
+            window: WINDOW,
+        }
+    }
+}
+
 /// Packets that this host sends for an acknowledgement: one that acknowledges less in front of it.
 ///
 /// A firewall that follows the numbers drops what acknowledges bytes that it has not seen, as they went by the bump. The
 /// one in front tells it what this end has sent, so that it lets the other end's acknowledgement of that pass.
-pub fn packets(pair: &FlowKey, numbers: Numbers) -> [Vec<u8>; 2] {
-    let ack = numbers.ack.wrapping_sub(BEHIND);
-    [Numbers { ack, ..numbers }, numbers].map(|Numbers { seq, ack }| {
-        acknowledgement(pair, (SeqNumber::new(seq), SeqNumber::new(ack)), None)
-    })
+pub fn packets(pair: &FlowKey, own: Standing) -> [Vec<u8>; 2] {
+    [behind(own), own].map(|own| packet(pair, own))
+}
+
+/// Packets for a connection that leaves for plain: more may have gone by the bump than the first one of [`packets()`] covers, since the
+/// firewall saw the other end's bytes up to `seen`.
+pub fn partings(pair: &FlowKey, own: Standing, seen: Option<SeqNumber>) -> Vec<Vec<u8>> {
+    let front = behind(own);
+    let is_far = |seen: &SeqNumber| SeqNumber::new(front.numbers.ack).is_after(*seen);
+    let first = seen.filter(is_far).map(|seen| {
+        let ack = seen.raw();
+        let numbers = Numbers { ack, ..own.numbers };
+        packet(pair, Standing { numbers, ..front })
+    });
+    first.into_iter().chain(packets(pair, own)).collect()
+}
+
+/// The same end with an acknowledgement that no kernel takes, and so not its window either: the firewall lets pass what the other end
+/// sends by then.
+fn behind(own: Standing) -> Standing {
+    let ack = own.numbers.ack.wrapping_sub(BEHIND);
+    Standing {
+        numbers: Numbers { ack, ..own.numbers },
+        window: u16::MAX,
+    }
+}
+
+fn packet(pair: &FlowKey, own: Standing) -> Vec<u8> {
+    let numbers = (
+        SeqNumber::new(own.numbers.seq),
+        SeqNumber::new(own.numbers.ack),
+    );
+    segment(pair, numbers, (own.window, None), &[])
 }
 
 /// Packet with an acknowledgement without data, of these numbers (seq, ack) and time stamps (TSval, TSecr).
@@ -144,8 +209,8 @@ pub fn read(bytes: &[u8]) -> Option<(FlowKey, Numbers)> {
 pub struct Knock {
     /// When it began, or began to send again.
     since: Time,
-    /// Numbers that this end sends; none if it is in plain already, and has nothing to prove.
-    own: Option<Numbers>,
+    /// What this end sends; nothing if it is in plain already, and has nothing to prove.
+    own: Option<Standing>,
     /// Acknowledgements sent since then.
     sent: u32,
     /// The latest numbers that arrived.
@@ -174,7 +239,7 @@ enum Word {
 
 impl Knock {
     /// The part of the end that asks.
-    pub fn ask(now: Time, own: Numbers) -> Self {
+    pub fn ask(now: Time, own: Standing) -> Self {
         Self {
             since: now,
             own: Some(own),
@@ -186,7 +251,7 @@ impl Knock {
 
     /// The part of the end that is asked, by an end that sends the numbers `expected`; `own`: unless it is in plain
     /// already.
-    pub fn answer(now: Time, own: Option<Numbers>, expected: Numbers) -> Self {
+    pub fn answer(now: Time, own: Option<Standing>, expected: Numbers) -> Self {
         let word = Word::Waits;
         Self {
             since: now,
@@ -235,6 +300,20 @@ impl Knock {
         }
     }
 
+    /// Numbers of the other end, once this end heard them.
+    pub fn theirs(&self) -> Option<Numbers> {
+        match self.role {
+            Role::Asks(Some(Ok((Outcome::Done, wire)))) if self.has_heard(wire) => {
+                Some(Numbers::from_wire(wire))
+            }
+            Role::Answers {
+                expected,
+                word: Word::Heard,
+            } => Some(expected),
+            Role::Asks(_) | Role::Answers { .. } => None,
+        }
+    }
+
     fn has_heard(&self, wire: u64) -> bool {
         self.heard.contains(&Numbers::from_wire(wire))
     }
@@ -250,7 +329,10 @@ impl Knock {
         }
         match word {
             Word::Waits => None,
-            Word::Heard => Some((Outcome::Done, self.own.map_or(IN_PLAIN, Numbers::to_wire))),
+            Word::Heard => Some((
+                Outcome::Done,
+                self.own.map_or(IN_PLAIN, |own| own.numbers.to_wire()),
+            )),
             Word::GaveUp => Some((Outcome::NotHeard, 0)),
         }
     }
@@ -282,7 +364,7 @@ impl Knock {
     }
 
     /// The numbers of an acknowledgement that is to be sent now, if one is.
-    pub fn poll_send(&mut self, now: Time) -> Option<Numbers> {
+    pub fn poll_send(&mut self, now: Time) -> Option<Standing> {
         self.next_send().filter(|due| *due <= now)?;
         self.sent += 1;
         self.own
@@ -377,7 +459,7 @@ mod tests {
             }
         );
         assert_eq!(Numbers::from_wire(numbers.to_wire()), numbers);
-        let [_, bytes] = packets(&pair(), numbers);
+        let [_, bytes] = packets(&pair(), numbers.into());
         assert_eq!(read(&bytes), Some((pair().reversed(), numbers)));
         let mut data = bytes.clone();
         data[33] |= 0x08;
@@ -387,7 +469,7 @@ mod tests {
 
     #[test]
     fn one_that_acknowledges_less_goes_in_front() {
-        let sent = packets(&pair(), OURS).map(|bytes| read(&bytes).expect("it is one"));
+        let sent = packets(&pair(), OURS.into()).map(|bytes| read(&bytes).expect("it is one"));
         let [(_, first), (_, second)] = sent;
         assert_eq!((second, first.seq), (OURS, OURS.seq));
         assert_eq!(first.ack, OURS.ack.wrapping_sub(BEHIND));
@@ -397,17 +479,17 @@ mod tests {
     /// sender; the word of the end that is asked takes 10 ms. What came of it, and when.
     fn run(passes: impl Fn(Duration, bool) -> bool) -> (Answer, Duration) {
         let (mut asks, mut answers) = (
-            Knock::ask(START, OURS),
-            Knock::answer(START, Some(THEIRS), OURS),
+            Knock::ask(START, OURS.into()),
+            Knock::answer(START, Some(THEIRS.into()), OURS),
         );
         let (mut now, mut word) = (START, None);
         loop {
-            while let Some(numbers) = asks.poll_send(now) {
+            while let Some(Standing { numbers, .. }) = asks.poll_send(now) {
                 if passes(now.since(START), true) {
                     answers.handle_heard(numbers, now);
                 }
             }
-            while let Some(numbers) = answers.poll_send(now) {
+            while let Some(Standing { numbers, .. }) = answers.poll_send(now) {
                 if passes(now.since(START), false) {
                     asks.handle_heard(numbers, now);
                 }
@@ -456,12 +538,12 @@ mod tests {
 
     #[test]
     fn other_numbers_prove_nothing() {
-        let mut answers = Knock::answer(START, Some(THEIRS), OURS);
+        let mut answers = Knock::answer(START, Some(THEIRS.into()), OURS);
         answers.handle_heard(THEIRS, START);
         assert_eq!(answers.reply(START), None);
         assert_eq!(answers.reply(START + WITHIN), Some((Outcome::NotHeard, 0)));
         assert_eq!(answers.due(), None, "nothing is left to do");
-        let mut asks = Knock::ask(START, OURS);
+        let mut asks = Knock::ask(START, OURS.into());
         for ack in 0..100 {
             asks.handle_heard(Numbers { seq: 0, ack }, START);
         }
@@ -482,7 +564,7 @@ mod tests {
         answers.handle_heard(OURS, START);
         let reply = answers.reply(START).expect("it has heard");
         assert_eq!((reply, answers.due()), ((Outcome::Done, IN_PLAIN), None));
-        let mut asks = Knock::ask(START, OURS);
+        let mut asks = Knock::ask(START, OURS.into());
         asks.handle_answer(Ok(reply));
         assert_eq!(asks.outcome(START), Some(Ok(reply)));
     }
@@ -490,8 +572,8 @@ mod tests {
     #[test]
     fn a_refusal_ends_it_at_once() {
         for answer in [Ok((Outcome::NoConnection, 0)), Err(Unanswered::NoSession)] {
-            let mut asks = Knock::ask(START, OURS);
-            assert_eq!(asks.poll_send(START), Some(OURS));
+            let mut asks = Knock::ask(START, OURS.into());
+            assert_eq!(asks.poll_send(START), Some(OURS.into()));
             asks.handle_answer(answer);
             assert_eq!(asks.outcome(START), Some(answer));
             assert_eq!(asks.poll_send(START + WITHIN), None);

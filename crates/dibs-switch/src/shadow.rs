@@ -63,6 +63,14 @@ impl From<Stand> for Numbers {
     }
 }
 
+impl From<knock::Numbers> for Numbers {
+    /// The numbers of an end that knocked, as a router saw them.
+    fn from(knocked: knock::Numbers) -> Self {
+        let (given, acked) = knocked.seen();
+        Self { given, acked }
+    }
+}
+
 impl Numbers {
     /// The same numbers as the other end has them.
     const fn reversed(self) -> Self {
@@ -188,6 +196,21 @@ impl Shadow {
             && lies(numbers.given, before.given, stands.acked)
     }
 
+    /// Both ends knocked, and this one heard the other: routers know these numbers of it.
+    pub fn handle_knocked(&mut self, theirs: Numbers) {
+        let is_later = |heard: Numbers| {
+            theirs.given.is_after(heard.given) || theirs.acked.is_after(heard.acked)
+        };
+        if self.heard.is_none_or(is_later) {
+            self.heard = Some(theirs);
+        }
+    }
+
+    /// Number behind the bytes of the other end that routers have seen.
+    pub fn seen(&self) -> Option<SeqNumber> {
+        self.heard.map(|heard| heard.given)
+    }
+
     /// The connection is about to go to plain: the routers are to know all of it.
     pub fn ask(&mut self, now: Time) {
         self.asked = Some(now);
@@ -231,6 +254,12 @@ impl Shadow {
     pub fn is_level(&self, sent: SeqNumber) -> bool {
         let acked = self.heard.map(|heard| heard.acked.add(1));
         acked.is_some_and(|acked| !sent.is_after(acked))
+    }
+
+    /// True if the other end has shown all that the kernel here has acknowledged up to `acked`, so routers on the way let that pass.
+    pub fn has_shown(&self, acked: SeqNumber) -> bool {
+        let given = self.heard.map(|heard| heard.given);
+        given.is_some_and(|given| !acked.is_after(given))
     }
 
     /// True if it still says where the connection leaves plain, although that is not on a bump yet.

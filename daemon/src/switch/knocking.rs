@@ -12,7 +12,7 @@ use dibs_core::Time;
 use dibs_io::{PacketEar, PacketSender, SetupError};
 use dibs_settings::BumpId;
 use dibs_switch::engine;
-use dibs_switch::knock::Numbers;
+use dibs_switch::knock::Standing;
 use dibs_switch::matching::{self, Matched, Stand};
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::{FlowKey, readdress};
@@ -33,11 +33,11 @@ const TOLD_WITHIN: Duration = Duration::from_millis(1500);
 const SOLICIT_EVERY: Duration = Duration::from_millis(600);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Numbers of connections that are on bumps, as far as the data path knows or the kernel says.
+/// Numbers and windows of connections that are on bumps, as far as the data path knows or the kernel says.
 pub(crate) async fn numbers_of(
     daemon: &Daemon,
     pairs: &[FlowKey],
-) -> anyhow::Result<HashMap<FlowKey, Numbers>> {
+) -> anyhow::Result<HashMap<FlowKey, Standing>> {
     let published = |pair: &&FlowKey| daemon.host.published.borrow().contains_key(pair);
     for pair in pairs.iter().filter(published) {
         // The connection goes on while it is knocked for, and the nat table translates nothing whose numbers are old.
@@ -51,13 +51,13 @@ pub(crate) async fn numbers_of(
         installed.filter_map(|id| daemon.bumps.inside(id)).collect()
     };
     loop {
-        let mut known: HashMap<FlowKey, (Time, Numbers)> = HashMap::new();
+        let mut known: HashMap<FlowKey, (Time, Standing)> = HashMap::new();
         let (_, conns) = daemon.driver.conns().await?;
         for conn in conns {
-            let Some((sent_end, acked)) = conn.stands else {
+            let Some(shown) = Standing::of(&conn) else {
                 continue;
             };
-            let found = (conn.last_seen, Numbers::of(sent_end, acked));
+            let found = (conn.last_seen, shown);
             let latest = known.entry(conn.tuple).or_insert(found);
             *latest = (*latest).max(found);
         }

@@ -14,7 +14,7 @@ use dibs_switch::conns::{Meant, Socket, host_id};
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{self, Failed, Found, Goal, Machine, Mark, News, knocks, rules};
-use dibs_switch::knock::{self, Numbers};
+use dibs_switch::knock::{self, Standing};
 use dibs_switch::matching::{Carrying, Matched, Stand};
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::plausible::Hosts;
@@ -299,7 +299,7 @@ impl Machine for Daemon {
         Plain::by_numbers(self, conns)
     }
 
-    async fn numbers(&self, pairs: &[FlowKey]) -> anyhow::Result<HashMap<FlowKey, Numbers>> {
+    async fn numbers(&self, pairs: &[FlowKey]) -> anyhow::Result<HashMap<FlowKey, Standing>> {
         knocking::numbers_of(self, pairs).await
     }
 

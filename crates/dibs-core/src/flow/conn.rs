@@ -319,6 +319,8 @@ pub struct Conn {
     pub acked: Option<SeqNumber>,
     /// Behind the highest number that the local kernel sent by this bump.
     pub sent_end: Option<SeqNumber>,
+    /// Window that the local kernel last advertised, as it stands in the header.
+    pub window: u16,
     /// Numbers since it came here from elsewhere.
     numbers: Option<Box<Numbers>>,
     /// The local kernel is kept from sending more.
@@ -360,6 +362,7 @@ impl Conn {
             inc: None,
             acked: None,
             sent_end: None,
+            window: 0,
             numbers: Some(Box::default()),
             clamp: None,
             spoke: None,
@@ -558,6 +561,8 @@ impl Conn {
         }
         if segment.has(flags::RST) {
             self.forget_numbers();
+        } else {
+            self.window = segment.window;
         }
         if self.note_numbers(segment, self.bump) {
             entered.get_or_insert((segment.seq, segment.ack));

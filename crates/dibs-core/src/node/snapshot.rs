@@ -89,7 +89,9 @@ pub struct ConnSnapshot {
     pub opened: bool,
     /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
     pub stands: Option<(SeqNumber, SeqNumber)>,
-    /// The same of the time when it left plain.
+    /// Window that the local kernel last advertised, as it stands in the header.
+    pub window: u16,
+    /// What [`stands`](Self::stands) was when it left plain.
     pub entered: Option<(SeqNumber, SeqNumber)>,
     /// Number behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
     pub given: Option<SeqNumber>,
@@ -167,6 +169,7 @@ impl Node {
                     spoke: conn.spoke,
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
+                    window: conn.window,
                     entered: peer.flows.entered(conn),
                     given: conn.given(),
                     renumbered: conn.is_renumbered(),

@@ -19,7 +19,7 @@ use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, knocks,
 };
-use dibs_switch::knock::Numbers;
+use dibs_switch::knock::Standing;
 use dibs_switch::matching::{Carrying, Matched, Stand};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
@@ -364,11 +364,11 @@ impl Machine for Host {
         Ok(self.open_plain(None))
     }
 
-    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Numbers>, Unable> {
-        let mut known: HashMap<FlowKey, (Time, Numbers)> = HashMap::new();
+    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Standing>, Unable> {
+        let mut known: HashMap<FlowKey, (Time, Standing)> = HashMap::new();
         for conn in &*self.listed().await {
-            if let Some((sent_end, acked)) = conn.stands.filter(|_| pairs.contains(&conn.tuple)) {
-                let found = (conn.last_seen, Numbers::of(sent_end, acked));
+            if let Some(shown) = Standing::of(conn).filter(|_| pairs.contains(&conn.tuple)) {
+                let found = (conn.last_seen, shown);
                 let latest = known.entry(conn.tuple).or_insert(found);
                 *latest = (*latest).max(found);
             }

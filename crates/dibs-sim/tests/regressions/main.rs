@@ -16,7 +16,7 @@ use dibs_netem::Conditions;
 use dibs_settings::{BumpId, Level};
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
-use dibs_sim::history::{Leaving, Op, Order, PathSetup, Plan, Setup};
+use dibs_sim::history::{Between, Leaving, Op, Order, PathSetup, Plan, Setup};
 use dibs_sim::steering::ruling::{Rule, Selected};
 use dibs_sim::{History, Report, World};
 

@@ -149,3 +149,41 @@ fn a_stream_whose_start_expired_does_not_crawl() {
     let took = report.took;
     assert!(took < Duration::from_secs(100), "{took:?}");
 }
+
+/// A firewall that follows TCP's numbers had not seen what went by the bump between the knock and the move. It dropped what
+/// acknowledged that, for good, or ended the connection by a reset (seed 2199023262782).
+#[test]
+fn what_goes_by_a_bump_after_the_knock_is_shown_to_a_strict_firewall() {
+    for resets in [false, true] {
+        let between = Between {
+            tracks: true,
+            resets,
+            ..Between::default()
+        };
+        for (bytes, order) in [
+            ([2_000_000; 2], Order::Reply),
+            ([2_000_000, 0], Order::Both),
+        ] {
+            for (host, after) in [(0, 35), (0, 50), (1, 35), (1, 50)] {
+                let setup = Setup {
+                    leaving: Leaving::Proved,
+                    follow: true,
+                    between,
+                    ..setup(vec![path(true, clean()), path(false, clean())])
+                };
+                let plan = Plan {
+                    bump: [PLAIN; 2],
+                    ..Plan::ordinary(bytes, order, 256 << 10)
+                };
+                let ops = vec![
+                    (at(1000), Op::Open(plan)),
+                    (at(1100), Op::Choose(0, host, SEAL)),
+                    (at(1100 + after), Op::Choose(0, host, PLAIN)),
+                ];
+                let report = run(setup, ops);
+                assert!(report.coverage.get(Seen::PlainProved) > 0);
+                assert_eq!(report.delivered, bytes.iter().sum::<u64>());
+            }
+        }
+    }
+}

@@ -62,7 +62,7 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
                 m.wake(Task::Tell);
             }
             Step::PutBack(bump) => {
-                switches::put_back(m, pairs.into_iter().map(|pair| (pair, bump))).await;
+                switches::put_back(m, pairs.iter().map(|pair| (*pair, bump))).await;
             }
             Step::Mark => {
                 failed.extend(m.mark_choices(&pairs).await);
@@ -85,6 +85,9 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
             }
             Step::Move => warn_of(m, &switches::mark_moved(m, &pairs, switch.bump).await),
             Step::Done => break,
+        }
+        if switch.bump.is_none() && matches!(step, Step::Mark | Step::Move) {
+            shadows::part(m, &pairs).await;
         }
         // Of what else was done there is nothing to say.
         let same = turn.into_iter().filter(|(_, asked)| asked.next() == step);

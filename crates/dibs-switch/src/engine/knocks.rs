@@ -22,7 +22,7 @@ const CATCH_UP_AFTER: Duration = Duration::from_millis(100);
 type Heard = BTreeMap<FlowKey, (Numbers, bool)>;
 
 /// The knocks of some connections that go on together.
-type Knocks = BTreeMap<FlowKey, Knock>;
+pub(super) type Knocks = BTreeMap<FlowKey, Knock>;
 
 /// Finds the connections of these that cannot leave their bumps for plain, and why. Those that are on no bump, and those on
 /// another program's device, are not looked at.
@@ -163,7 +163,7 @@ async fn knock_once<M: Machine>(m: &M, peer: usize, lives: &[M::Live]) -> Result
     let start = |conn: &Meant| (conn.pair, Knock::ask(begin, numbers[&conn.pair]));
     let mut knocks: Knocks = meant.iter().map(start).collect();
     let body = |named: &[(usize, Named)]| {
-        let numbers = |index: usize| numbers[&meant[index].pair];
+        let numbers = |index: usize| numbers[&meant[index].pair].numbers;
         let conns = named.iter().map(|(index, named)| (*named, numbers(*index)));
         Body::Knock(conns.collect())
     };
@@ -199,6 +199,7 @@ async fn knock_once<M: Machine>(m: &M, peer: usize, lives: &[M::Live]) -> Result
         }
     }
     let at = m.now();
+    shadows::note_knocks(m, &knocks);
     for (pair, knock) in knocks {
         match knock.outcome(at) {
             Some(Ok((Outcome::Done, _))) | None => {}
@@ -246,6 +247,7 @@ async fn hear<M: Machine>(
         let heard = plain.hear(due(&knocks)).await;
         hear_one(&mut knocks, heard, m.now());
     }
+    shadows::note_knocks(m, &knocks);
     // The answer is not to wait for the last repetitions.
     m.spawn(async move {
         while let Some(due) = due(&knocks) {

@@ -52,7 +52,7 @@ pub(super) async fn ask<M: Machine>(
     let begin = m.now();
     let show = |stand: &Stand| {
         let (seq, ack) = (SeqNumber::new(stand.seq), SeqNumber::new(stand.ack));
-        Knock::ask(begin, Numbers::of(seq, ack))
+        Knock::ask(begin, Numbers::of(seq, ack).into())
     };
     let mut shows: Vec<Knock> = stands.values().map(show).collect();
     let answers = loop {

@@ -11,7 +11,9 @@ use dibs_core::node::ConnSnapshot;
 use dibs_wire::FlowKey;
 use futures_util::future::{Either, select};
 
-use super::{Live as _, Machine, Plain, Task};
+use super::knocks::Knocks;
+use super::{Live as _, Machine, Plain, Task, or_warn};
+use crate::knock::{self, Standing};
 use crate::shadow::{Numbers, Shadow};
 
 /// Time between two looks at how far connections have moved on bumps.
@@ -20,6 +22,8 @@ const SHOWN_EACH: Duration = Duration::from_millis(50);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Time for routers to hear of all that a connection has sent.
 const LEVEL_WITHIN: Duration = Duration::from_millis(300);
+/// Time after which it is shown again where a connection stood that left for plain.
+const PART_AGAIN: Duration = Duration::from_millis(60);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -176,6 +180,66 @@ pub(super) fn tell<M: Machine>(
     m.wake(Task::Shadow);
 }
 
+/// Notes which numbers of the far ends routers know since these knocks.
+pub(super) fn note_knocks<M: Machine>(m: &M, knocks: &Knocks) {
+    for (pair, theirs) in knocks
+        .iter()
+        .filter_map(|(pair, it)| Some((pair, it.theirs()?)))
+    {
+        m.shadows(|shadows| {
+            let shadow = shadows.entry(*pair);
+            let shadow = shadow.or_insert_with(|| Shadow::new(None, m.now()));
+            shadow.handle_knocked(theirs.into());
+        });
+    }
+}
+
+/// Shows in plain where connections stand that go there: what their bumps carried since the knock no router has seen, and it drops
+/// what acknowledges that. Nothing is shown of those that have not moved since.
+pub(super) async fn part<M: Machine>(m: &M, pairs: &[FlowKey]) {
+    let mut known = BTreeMap::new();
+    let carried = m.carried().await.unwrap_or_default();
+    for conn in carried.iter().filter(|conn| pairs.contains(&conn.tuple)) {
+        if let Some((stands, shown)) = conn.stands.zip(Standing::of(conn)) {
+            let found = (conn.last_seen, stands, shown);
+            let latest = known.entry(conn.tuple).or_insert(found);
+            if latest.0 <= found.0 {
+                *latest = found;
+            }
+        }
+    }
+    known.retain(|pair, (_, (sent_end, acked), _)| {
+        let is_level = |shadow: &Shadow| shadow.is_level(*sent_end) && shadow.has_shown(*acked);
+        !m.shadows(|shadows| shadows.get(pair).is_some_and(is_level))
+    });
+    let shown = known.into_iter().map(|(pair, (_, _, shown))| (pair, shown));
+    or_warn(m, show_parting(m, shown.collect()));
+}
+
+/// Sends packets that show where these connections stand, and once more: one may be lost, or be there before the far end's.
+fn show_parting<M: Machine>(m: &M, conns: BTreeMap<FlowKey, Standing>) -> Result<(), M::Fault> {
+    if conns.is_empty() {
+        return Ok(());
+    }
+    let plain = m.plain(conns.keys().copied())?;
+    let packets = conns.into_iter().flat_map(|(pair, shown)| {
+        let seen = m.shadows(|shadows| shadows.get(&pair).and_then(Shadow::seen));
+        let packets = knock::partings(&pair, shown, seen).into_iter();
+        packets.map(move |packet| (pair, packet))
+    });
+    let packets = Vec::from_iter(packets);
+    let send = |plain: &M::Plain, packets: &[(FlowKey, Vec<u8>)]| {
+        { packets.iter() }.for_each(|(pair, packet)| plain.send(pair, packet));
+    };
+    send(&plain, &packets);
+    m.spawn(async move {
+        let again = plain.now() + PART_AGAIN;
+        while plain.hear(Some(again)).await.is_some() {}
+        send(&plain, &packets);
+    });
+    Ok(())
+}
+
 /// Has connections fall silent that are about to go to plain, and waits until the peer has shown there that it has all that they
 /// have sent: then routers on the way have seen it, too.
 pub(super) async fn silence<M: Machine>(m: &M, lives: &[M::Live]) {
@@ -190,6 +254,7 @@ pub(super) async fn silence<M: Machine>(m: &M, lives: &[M::Live]) {
             })
     };
     ask(m, pairs.iter().copied());
+    part(m, &Vec::from_iter(pairs.iter().copied())).await;
     let end = m.now() + LEVEL_WITHIN;
     while m.now() < end && m.shadows(|shadows| !shadows.is_empty()) {
         // Without the data path nothing is under way.

@@ -142,6 +142,9 @@ async fn carry_out<M: Machine>(
                 failed.extend(faults.into_keys());
                 let marked = pairs.iter().filter(|pair| !failed.contains(pair));
                 marked.for_each(|pair| m.solicit(pair, bump));
+                if bump.is_none() {
+                    shadows::part(m, &pairs).await;
+                }
             }
             Step::Undo => undo(m, peer, &pairs).await,
         }
