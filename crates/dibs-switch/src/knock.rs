@@ -85,7 +85,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// What an end shows of a connection in the data path; nothing if it has not sent and acknowledged both.
+    /// Numbers and window of a connection in the data path; none if it has not both sent and acknowledged.
     pub fn of(conn: &ConnSnapshot) -> Option<Self> {
         let (sent_end, acked) = conn.stands?;
         Some(Self {

@@ -91,7 +91,7 @@ pub struct ConnSnapshot {
     pub stands: Option<(SeqNumber, SeqNumber)>,
     /// Window that the local kernel last advertised, as it stands in the header.
     pub window: u16,
-    /// What [`stands`](Self::stands) was when it left plain.
+    /// Numbers as in [`stands`](Self::stands), of the time when it left plain.
     pub entered: Option<(SeqNumber, SeqNumber)>,
     /// Number behind the bytes of the local kernel that it knows to be acknowledged, if the connection has time stamps.
     pub given: Option<SeqNumber>,
