@@ -6,9 +6,9 @@ use dibs_sim::coverage::Histogram;
 use dibs_sim::history::{BETWEEN, STRICT};
 
 /// Seeds of the normal test run; `cargo xtask sim --seeds N` runs any number.
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 2000;
 /// Seeds of histories with devices on the ordinary route.
-const SEEDS_BETWEEN: u64 = 200;
+const SEEDS_BETWEEN: u64 = 300;
 /// Seeds of those in which devices follow TCP's numbers, or change them.
 const SEEDS_STRICT: u64 = 200;
 

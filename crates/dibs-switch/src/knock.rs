@@ -209,7 +209,7 @@ pub fn read(bytes: &[u8]) -> Option<(FlowKey, Numbers)> {
 pub struct Knock {
     /// When it began, or began to send again.
     since: Time,
-    /// What this end sends; nothing if it is in plain already, and has nothing to prove.
+    /// Numbers and window that this end sends; none if it is in plain already, and has nothing to prove.
     own: Option<Standing>,
     /// Acknowledgements sent since then.
     sent: u32,

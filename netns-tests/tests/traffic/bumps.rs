@@ -17,7 +17,7 @@ fn is_read_nowhere(bump: &str) -> Result<()> {
         let talk = net.talk(7000)?;
         talk.advance(4 << 20)?;
         net.wait_bump(7000, bump)?;
-        talk.finish_unheard(ears, 1 << 20)
+        talk.finish_unheard(ears, 8 << 20)
     })
 }
 

@@ -27,7 +27,7 @@ fn survives(signal: Signal, ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result
         net.wait_established()?;
         talk.advance(2 << 20)?;
         net.wait_bump(7000, "scramble")?;
-        talk.finish_unheard(ears, 1 << 20)
+        talk.finish_unheard(ears, 4 << 20)
     })
 }
 
@@ -72,7 +72,7 @@ fn an_address_that_its_interface_has_lost() {
                 talk.advance(1 << 20)?;
             }
             net.wait_bump(7000, "scramble")?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 4 << 20)
         })
     });
 }
@@ -96,7 +96,7 @@ fn rules_outlive_a_crash() {
             let talk = net.talk(7000)?;
             talk.advance(1 << 20)?;
             net.wait_bump(7000, "scramble")?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 2 << 20)
         })
     });
 }

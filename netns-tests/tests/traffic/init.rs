@@ -37,7 +37,7 @@ fn hosts_that_exchanged_a_line_each_carry_connections() {
             talk.advance(SETTLED)?;
             let ears = net.eavesdrop()?;
             talk.advance(2 << 20)?;
-            ears.heard_nothing(&talk.plaintexts, 1 << 20)?;
+            ears.heard_nothing(&talk.plaintexts, 2 << 20)?;
             // Connections to the far end's other address may take a bump, too.
             let by_wlan = "10.0.2.2:7001".parse().context("an address")?;
             let other = Talk::start(&net.a.host, &net.b.host, by_wlan)?;

@@ -149,7 +149,7 @@ fn what_others_remove_is_put_back_and_nothing_leaks_meanwhile() {
                 rules(net).is_ok_and(|now| now == before)
             })?;
             talk.advance(1 << 20)?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 2 << 20)
         })
     });
 }
@@ -169,7 +169,7 @@ fn the_loss_of_all_conntrack_entries_lets_nothing_out_in_plain() {
                 talk.advance(1 << 20)?;
             }
             net.wait_bump(7000, "scramble")?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 4 << 20)
         })
     });
 }

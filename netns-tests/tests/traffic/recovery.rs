@@ -97,10 +97,11 @@ fn under_outages(outages: impl FnOnce(&mut Net, &Talk) -> Result<()>) -> Result<
         let dropped_before = dropped(net)?;
         ears.from_now();
         outages(net, &talk)?;
+        talk.advance(2 << 20)?;
         net.wait_bump(7000, "scramble")?;
         let dropped = dropped(net)? - dropped_before;
         ensure!(dropped == 0, "{dropped} segments with old time stamps");
-        talk.finish_unheard(ears, 1 << 20)
+        talk.finish_unheard(ears, 4 << 20)
     })
 }
 

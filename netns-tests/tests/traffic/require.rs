@@ -108,7 +108,7 @@ fn neither_end_can_take_it_off_but_by_deleting_the_rule() {
             ensure!(said.contains("a rule of the peer"), "{said}");
             net.wait_bump(7000, "scramble")?;
             talk.advance(2 << 20)?;
-            ears.heard_nothing(&talk.plaintexts, 1 << 20)?;
+            ears.heard_nothing(&talk.plaintexts, 2 << 20)?;
 
             net.a.ctl(&["rule", "del", &id])?;
             net.a.disable(7000)?;
@@ -149,7 +149,7 @@ fn it_outlives_the_daemon_and_takes_nothing_in_plain() {
             let ears = net.eavesdrop()?;
             let talk = Talk::start(&net.b.host, &net.a.host, local)?;
             talk.advance(1 << 20)?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 2 << 20)
         })
     });
 }

@@ -223,7 +223,7 @@ fn no_flush_gets_past_a_daemon_that_is_dead() {
             net.a.start()?;
             net.wait_established()?;
             talk.advance(2 << 20)?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 2 << 20)
         })
     });
 }

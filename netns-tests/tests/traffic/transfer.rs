@@ -23,7 +23,7 @@ fn both_ways_at_once() {
             let talk = net.talk(7000)?;
             talk.advance(4 << 20)?;
             net.wait_bump(7000, "scramble")?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 8 << 20)
         })
     });
 }
@@ -67,7 +67,7 @@ fn paths_of_the_longest_packets() {
             let talk = net.talk(7000)?;
             talk.advance(16 << 20)?;
             net.wait_bump(7000, "scramble")?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 8 << 20)
         })
     });
 }
@@ -168,7 +168,7 @@ fn ipv6_inside() {
             let talk = Talk::start(&net.a.host, &net.b.host, server_v6(7000))?;
             talk.advance(2 << 20)?;
             net.wait_bump(7000, "scramble")?;
-            talk.finish_unheard(ears, 1 << 20)
+            talk.finish_unheard(ears, 4 << 20)
         })
     });
 }
