@@ -214,12 +214,10 @@ pub(crate) async fn measure(daemon: &Daemon, wanted: Measure) -> anyhow::Result<
     };
     let name = |path: &PathSnapshot| daemon.config.paths[path.local].name.clone();
     let mut snapshot = daemon.driver.snapshot().await?;
-    snapshot.paths.retain(|path| {
-        let leads_there = path.peer == peer && path.state == "active";
-        leads_there && wanted.paths.contains(&name(path))
-    });
+    // A path that is suspect for a moment has still carried what it has.
+    (snapshot.paths).retain(|path| path.peer == peer && wanted.paths.contains(&name(path)));
     // Several may lead to one peer from one interface.
-    snapshot.paths.sort_by_key(|path| path.local);
+    (snapshot.paths).sort_by_key(|path| (path.local, path.state != "active"));
     snapshot.paths.dedup_by_key(|path| path.local);
     let ids = snapshot.paths.iter().map(|path| path.id).collect();
     let (here, paths) = match wanted.down {

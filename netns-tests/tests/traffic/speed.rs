@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::End;
+use dibs_netns::HANG;
 use netns_tests::daemon::wait;
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
@@ -38,6 +39,7 @@ fn each_path_is_measured_in_both_directions_and_all_at_once() {
                     ensure!(path[trip].as_u64() > Some(0), "{seen:#}");
                 }
             }
+            silent(net)?;
             spared(net)?;
             refused(net)
         })
@@ -67,6 +69,26 @@ fn interrupted(net: &Net) -> Result<()> {
             .ctl(&["speed", "--path", "eth", "--time", "1"])
             .is_ok()
     })
+}
+
+/// A path over which nothing comes any more has a rate still, for what it carried until then.
+fn silent(net: &Net) -> Result<()> {
+    let sent = || net.a.path("wlan")?["bytes_sent"].as_u64().context("bytes");
+    let (before, span) = (sent()?, 2);
+    let time = (2 * span).to_string();
+    let speed = (net.a).dibsctl(&["speed", "--path", "wlan", "--time", &time]);
+    let speed = net.a.host.spawn(speed)?;
+    // The rate is counted from 0.4 of the span on, in which 10 Mbit/s are fewer bytes.
+    let counted = before + 1_250_000 * span * 6 / 10;
+    wait("load from a", || sent().is_ok_and(|sent| sent > counted))?;
+    let drop = "PREROUTING -i wlan0 -j DROP";
+    net.a.host.run(&format!("iptables -t raw -I {drop}"))?;
+    net.a.wait_path("wlan", "down")?;
+    let said = speed.output(HANG)?;
+    let seen: Value = serde_json::from_slice(&said.stdout).with_context(|| format!("{said:?}"))?;
+    rates(&seen["paths"][0])?;
+    net.a.host.run(&format!("iptables -t raw -D {drop}"))?;
+    net.a.wait_path("wlan", "up")
 }
 
 /// Paths that cost something are measured only if they are named, whoever they cost.
