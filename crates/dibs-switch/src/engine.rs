@@ -376,7 +376,7 @@ pub trait Machine {
     ///
     /// # Errors
     /// The system does not say.
-    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Standing>, Self::Fault>;
+    async fn numbers(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Standing>, Self::Fault>;
     /// States of connections in plain by the words of the kernel here; nothing of those of which it does not say it.
     ///
     /// # Errors

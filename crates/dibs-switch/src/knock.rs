@@ -5,6 +5,7 @@
 //! or a firewall that does not know the connection, or has lost track of its numbers, drops or translates the
 //! acknowledgement: then the connection stays on its bump.
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use dibs_core::Time;
@@ -92,6 +93,26 @@ impl Standing {
             numbers: Numbers::of(sent_end, acked),
             window: conn.window,
         })
+    }
+
+    /// Numbers and windows of these connections in the data path; the latest of one that was seen on several bumps.
+    pub fn latest(conns: &[ConnSnapshot], pairs: &[FlowKey]) -> BTreeMap<FlowKey, Self> {
+        let mut known: HashMap<FlowKey, (Time, Self)> = HashMap::new();
+        for conn in conns {
+            if let Some(shown) = Self::of(conn) {
+                let found = (conn.last_seen, shown);
+                let latest = known.entry(conn.tuple).or_insert(found);
+                *latest = (*latest).max(found);
+            }
+        }
+        let latest = |pair: &FlowKey| Some((*pair, known.get(pair)?.1));
+        pairs.iter().filter_map(latest).collect()
+    }
+
+    /// Number behind what the end has sent, and what it has acknowledged.
+    pub(crate) fn stands(self) -> (SeqNumber, SeqNumber) {
+        let (sent_end, behind) = self.numbers.seen();
+        (sent_end, behind.add(1))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Packets that the daemon sends and hears in plain, for [`dibs_switch::engine::knocks`], [`dibs_switch::engine::matches`] and
 //! [`dibs_switch::engine::shadows`]; and the names of connections that peers call by other addresses, over a restart.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::iter;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 pub(crate) async fn numbers_of(
     daemon: &Daemon,
     pairs: &[FlowKey],
-) -> anyhow::Result<HashMap<FlowKey, Standing>> {
+) -> anyhow::Result<BTreeMap<FlowKey, Standing>> {
     let published = |pair: &&FlowKey| daemon.host.published.borrow().contains_key(pair);
     for pair in pairs.iter().filter(published) {
         // The connection goes on while it is knocked for, and the nat table translates nothing whose numbers are old.
@@ -51,22 +51,13 @@ pub(crate) async fn numbers_of(
         installed.filter_map(|id| daemon.bumps.inside(id)).collect()
     };
     loop {
-        let mut known: HashMap<FlowKey, (Time, Standing)> = HashMap::new();
         let (_, conns) = daemon.driver.conns().await?;
-        for conn in conns {
-            let Some(shown) = Standing::of(&conn) else {
-                continue;
-            };
-            let found = (conn.last_seen, shown);
-            let latest = known.entry(conn.tuple).or_insert(found);
-            *latest = (*latest).max(found);
-        }
+        let known = Standing::latest(&conns, pairs);
         let unknown: Vec<&FlowKey> = { pairs.iter() }
             .filter(|pair| !known.contains_key(pair))
             .collect();
         if unknown.is_empty() || begin.elapsed() >= TOLD_WITHIN {
-            let numbers = { pairs.iter() }.filter_map(|pair| Some((*pair, known.get(pair)?.1)));
-            return Ok(numbers.collect());
+            return Ok(known);
         }
         if solicited.is_none_or(|at| at.elapsed() >= SOLICIT_EVERY) {
             solicited = Some(Instant::now());

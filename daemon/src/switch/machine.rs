@@ -1,6 +1,6 @@
 //! The machine that the engine for switching works on: this host.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -299,7 +299,7 @@ impl Machine for Daemon {
         Plain::by_numbers(self, conns)
     }
 
-    async fn numbers(&self, pairs: &[FlowKey]) -> anyhow::Result<HashMap<FlowKey, Standing>> {
+    async fn numbers(&self, pairs: &[FlowKey]) -> anyhow::Result<BTreeMap<FlowKey, Standing>> {
         knocking::numbers_of(self, pairs).await
     }
 

@@ -364,17 +364,8 @@ impl Machine for Host {
         Ok(self.open_plain(None))
     }
 
-    async fn numbers(&self, pairs: &[FlowKey]) -> Result<HashMap<FlowKey, Standing>, Unable> {
-        let mut known: HashMap<FlowKey, (Time, Standing)> = HashMap::new();
-        for conn in &*self.listed().await {
-            if let Some(shown) = Standing::of(conn).filter(|_| pairs.contains(&conn.tuple)) {
-                let found = (conn.last_seen, shown);
-                let latest = known.entry(conn.tuple).or_insert(found);
-                *latest = (*latest).max(found);
-            }
-        }
-        let known = known.into_iter();
-        Ok(known.map(|(pair, (_, numbers))| (pair, numbers)).collect())
+    async fn numbers(&self, pairs: &[FlowKey]) -> Result<BTreeMap<FlowKey, Standing>, Unable> {
+        Ok(Standing::latest(&self.listed().await, pairs))
     }
 
     async fn stands(&self, pairs: &BTreeSet<FlowKey>) -> Result<BTreeMap<FlowKey, Stand>, Unable> {

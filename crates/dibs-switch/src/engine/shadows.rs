@@ -197,23 +197,14 @@ pub(super) fn note_knocks<M: Machine>(m: &M, knocks: &Knocks) {
 /// Shows in plain where connections stand that go there: what their bumps carried since the knock no router has seen, and it drops
 /// what acknowledges that. Nothing is shown of those that have not moved since.
 pub(super) async fn part<M: Machine>(m: &M, pairs: &[FlowKey]) {
-    let mut known = BTreeMap::new();
     let carried = m.carried().await.unwrap_or_default();
-    for conn in carried.iter().filter(|conn| pairs.contains(&conn.tuple)) {
-        if let Some((stands, shown)) = conn.stands.zip(Standing::of(conn)) {
-            let found = (conn.last_seen, stands, shown);
-            let latest = known.entry(conn.tuple).or_insert(found);
-            if latest.0 <= found.0 {
-                *latest = found;
-            }
-        }
-    }
-    known.retain(|pair, (_, (sent_end, acked), _)| {
-        let is_level = |shadow: &Shadow| shadow.is_level(*sent_end) && shadow.has_shown(*acked);
+    let mut shown = Standing::latest(&carried, pairs);
+    shown.retain(|pair, shown| {
+        let (sent_end, acked) = shown.stands();
+        let is_level = |shadow: &Shadow| shadow.is_level(sent_end) && shadow.has_shown(acked);
         !m.shadows(|shadows| shadows.get(pair).is_some_and(is_level))
     });
-    let shown = known.into_iter().map(|(pair, (_, _, shown))| (pair, shown));
-    or_warn(m, show_parting(m, shown.collect()));
+    or_warn(m, show_parting(m, shown));
 }
 
 /// Sends packets that show where these connections stand, and once more: one may be lost, or be there before the far end's.
