@@ -23,9 +23,8 @@ const PATIENCE: Duration = HANG;
 const CHUNK: usize = 16 << 10;
 /// Bytes that a talker writes at once.
 const BURST: usize = 64 << 10;
-/// Rate at which each end of a talk sends at most, in bytes per second. Tests that run beside each other would otherwise leave each
-/// other no processor.
-const RATE: f64 = 2e6;
+/// Time between two bursts, which make 2 MB/s. Tests that run beside each other would otherwise leave each other no processor.
+const EVERY: Duration = Duration::from_millis(32);
 
 /// More bytes than can still be under way on a link: what is heard after so many was sent after whatever
 /// happened before them.
@@ -57,7 +56,20 @@ impl Talk {
     ///
     /// # Errors
     /// If the system does not let it.
-    pub fn over(from: &Host, to: &Host, (near, far): (TcpStream, TcpStream)) -> Result<Self> {
+    pub fn over(from: &Host, to: &Host, ends: (TcpStream, TcpStream)) -> Result<Self> {
+        Self::in_bursts([Some(EVERY); 2], from, to, ends)
+    }
+
+    /// The same, with 64 KiB from the client and from the server every so often; none: that end only listens.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn in_bursts(
+        every: [Option<Duration>; 2],
+        from: &Host,
+        to: &Host,
+        (near, far): (TcpStream, TcpStream),
+    ) -> Result<Self> {
         let mut talk = Self {
             plaintexts: [next_plaintext(), next_plaintext()],
             client: near.local_addr()?,
@@ -70,9 +82,9 @@ impl Talk {
         for (number, (host, stream)) in ends.into_iter().enumerate() {
             let (mine, theirs) = (talk.plaintexts[number], talk.plaintexts[1 - number]);
             let reading = stream.try_clone()?;
-            let stop = Arc::clone(&talk.stop);
+            let (every, stop) = (every[number], Arc::clone(&talk.stop));
             let received = Arc::clone(&talk.received[1 - number]);
-            let writer = host.thread("writer", move || write(stream, mine, &stop))?;
+            let writer = host.thread("writer", move || write(stream, mine, every, &stop))?;
             let reader = host.thread("reader", move || read(reading, theirs, &received))?;
             talk.writers.push(writer);
             talk.readers.push(reader);
@@ -305,17 +317,22 @@ pub fn next_plaintext() -> Plaintext {
     Plaintext::new(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn write(mut stream: TcpStream, plaintext: Plaintext, stop: &AtomicBool) -> Result<u64> {
+fn write(
+    mut stream: TcpStream,
+    plaintext: Plaintext,
+    every: Option<Duration>,
+    stop: &AtomicBool,
+) -> Result<u64> {
     let mut sent = 0;
-    let mut buffer = [0; BURST];
+    let mut buffer = vec![0; every.map_or(0, |_| BURST)];
+    let every = every.unwrap_or(EVERY);
     while !stop.load(Ordering::Relaxed) {
         let begun = Instant::now();
         plaintext.fill(sent, &mut buffer);
         let written = again(|| stream.write(&buffer)).context("send")?;
         sent += written as u64;
         // No condition is awaited here: this is the rate of the load.
-        let time = Duration::from_secs_f64(written as f64 / RATE);
-        std::thread::sleep(time.saturating_sub(begun.elapsed()));
+        std::thread::sleep(every.saturating_sub(begun.elapsed()));
     }
     stream.shutdown(Shutdown::Write).context("shutdown")?;
     Ok(sent)

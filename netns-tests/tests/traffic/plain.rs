@@ -1,13 +1,8 @@
 //! Connections that plain does not carry stay on their bumps.
 
-use std::io::{Read as _, Write as _};
-use std::net::Shutdown;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::load::join;
 use dibs_netns::wait_until;
 use netns_tests::daemon::wait;
 use netns_tests::isolated;
@@ -20,6 +15,8 @@ const MUCH: usize = 30_000_000;
 /// Bytes of an exchange: little enough for one window of a firewall that follows the numbers.
 const FEW: usize = 10_000;
 
+/// Time between two bursts of a transfer of 6 MB/s: more goes by the bump between a knock and the move than a firewall's slack.
+const BUSY: Option<Duration> = Some(Duration::from_millis(10));
 /// Time for which a transfer may stand still; one that its firewall had lost stood for 40 s, or for good.
 const STALL: Duration = Duration::from_secs(20);
 
@@ -144,36 +141,10 @@ fn a_firewall_is_caught_up_with_before_a_connection_goes_to_plain() {
 fn a_transfer_goes_on_whether_or_not_it_goes_back_to_plain_at_once() {
     isolated(|| {
         Routed::run(Router::Firewall, |net| {
-            for (from, to) in [(0, 1), (1, 0)] {
-                let (near, far) = net.connect(7000)?;
-                let mut ends = [near, far];
-                let hosts = [&net.a.host, &net.b.host];
-                let (mut sender, mut receiver) = (ends[from].try_clone()?, ends[to].try_clone()?);
-                let stop = Arc::new(AtomicBool::new(false));
-                let stopped = Arc::clone(&stop);
-                let sends = hosts[from].thread("sender", move || -> Result<u64> {
-                    let mut sent = 0;
-                    while !stopped.load(Ordering::Relaxed) {
-                        sender.write_all(&[7; 64 << 10])?;
-                        sent += 64 << 10;
-                        // The rate of the load.
-                        std::thread::sleep(Duration::from_millis(10));
-                    }
-                    sender.shutdown(Shutdown::Write)?;
-                    Ok(sent)
-                })?;
-                let received = Arc::new(AtomicU64::new(0));
-                let count = Arc::clone(&received);
-                let receives = hosts[to].thread("receiver", move || -> Result<u64> {
-                    let mut buffer = vec![0; 64 << 10];
-                    loop {
-                        let read = receiver.read(&mut buffer)?;
-                        let before = count.fetch_add(read as u64, Ordering::Relaxed);
-                        if read == 0 {
-                            return Ok(before);
-                        }
-                    }
-                })?;
+            for bursts in [[BUSY, None], [None, BUSY]] {
+                let ends = net.connect(7000)?;
+                let talk = Talk::in_bursts(bursts, &net.a.host, &net.b.host, ends)?;
+                let received = || talk.received().into_iter().sum::<u64>();
                 for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")].repeat(3) {
                     node.switch("enable", end, 7000)?;
                     // Refused is a knock that the firewall lost, and nothing worse.
@@ -181,19 +152,12 @@ fn a_transfer_goes_on_whether_or_not_it_goes_back_to_plain_at_once() {
                     if let Err(error) = &done {
                         ensure!(error.to_string().contains("--force"), "{error:?}");
                     }
-                    let before = received.load(Ordering::Relaxed);
-                    wait_until(STALL, "the transfer to go on", || {
-                        received.load(Ordering::Relaxed) - before > SETTLED
-                    })?;
+                    let enough = received() + SETTLED;
+                    wait_until(STALL, "the transfer to go on", || received() > enough)?;
                     let on = if done.is_ok() { "plain" } else { "seal" };
                     ensure!(net.a.bumps(7000)? == [on] && net.b.bumps(7000)? == [on]);
                 }
-                stop.store(true, Ordering::Relaxed);
-                let counts = join(vec![sends, receives])?;
-                ensure!(counts[0] == counts[1], "{counts:?}");
-                for end in &mut ends {
-                    end.shutdown(Shutdown::Both).ok();
-                }
+                talk.finish()?;
             }
             Ok(())
         })
