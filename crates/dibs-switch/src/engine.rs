@@ -159,6 +159,13 @@ pub enum News<'a, L, R> {
         /// One reason.
         why: knock::Refusal,
     },
+    /// A connection stays in plain that a rule would bring to a bump, because its peer knows it by another name and did not find it.
+    Unfound {
+        /// The connection.
+        conn: &'a L,
+        /// The reason.
+        why: Outcome,
+    },
     /// The peer's rules need other bumps here.
     Wanted,
     /// A peer whose session is new is told of choices.

@@ -117,7 +117,7 @@ pub(super) enum Command {
     },
     Snapshot(oneshot::Sender<Snapshot>),
     Conns(oneshot::Sender<(Time, Vec<ConnSnapshot>)>),
-    Opened {
+    Seen {
         bump: BumpId,
         tuples: Vec<FlowKey>,
         done: oneshot::Sender<Vec<FlowKey>>,
@@ -377,10 +377,9 @@ impl Driver {
         self.ask(Command::Conns).await
     }
 
-    /// Connections among these whose peer has sent something by `bump`.
-    pub async fn opened(&self, bump: BumpId, tuples: Vec<FlowKey>) -> Result<Vec<FlowKey>, Gone> {
-        self.ask(|done| Command::Opened { bump, tuples, done })
-            .await
+    /// Connections among these that were seen on `bump`, as [`is_seen`](dibs_core::Node::is_seen) says.
+    pub async fn seen(&self, bump: BumpId, tuples: Vec<FlowKey>) -> Result<Vec<FlowKey>, Gone> {
+        self.ask(|done| Command::Seen { bump, tuples, done }).await
     }
 
     /// Returns once the data path has taken the command: it lives.

@@ -487,12 +487,12 @@ impl DataPath {
                 Command::Conns(done) => {
                     let _ = done.send((now, self.node.conns()));
                 }
-                Command::Opened {
+                Command::Seen {
                     bump,
                     mut tuples,
                     done,
                 } => {
-                    tuples.retain(|tuple| self.node.is_opened(bump, *tuple));
+                    tuples.retain(|tuple| self.node.is_seen(bump, *tuple));
                     let _ = done.send(tuples);
                 }
                 Command::Ping(done) => {

@@ -517,6 +517,15 @@ impl Machine for Daemon {
                     &[("peer", name)],
                 );
             }
+            News::Unfound { conn, why } => {
+                let why = switching::refusal(self, &conn.pair, None, Ok((why, 0)));
+                let text = format!(
+                    "{} stays in plain, though a rule is for it: {why}",
+                    conn.pair
+                );
+                let audience = Audience::of(conn.uid);
+                self.events.tell_of(audience, "unfound", text, &[]);
+            }
             News::Kept { rule, count, why } => {
                 let (id, bump) = (rule.id, &rule.bump);
                 self.events.tell_of(

@@ -26,8 +26,9 @@ use crate::switch::{Daemon, listing, marking, sessions};
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
 /// What is sent by a bump is acknowledged sooner, as a rule: a retransmission may lie between.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1200);
-/// A connection that moves no byte for as long is taken to be idle. Its kernels answer sooner, as a rule, so nobody waits for this.
-const IDLE_AFTER: Duration = Duration::from_millis(400);
+/// A connection that moves no byte for as long is taken to be idle. A kernel answers numbers that are strange to it twice a second at
+/// most (`net.ipv4.tcp_invalid_ratelimit`); as a rule it answers at once, so nobody waits for this.
+const IDLE_AFTER: Duration = Duration::from_millis(700);
 /// Time between two looks at what is acknowledged.
 const LOOK_AGAIN: Duration = Duration::from_millis(150);
 /// Words for a connection that the peer moved on before this host saw anything of it.
@@ -122,8 +123,13 @@ fn in_words(
     }
 }
 
-/// Why a choice is not in force, for the user.
-fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer) -> String {
+/// Reason why a connection does not move to a bump, or to plain, for the user.
+pub(crate) fn refusal(
+    daemon: &Daemon,
+    pair: &FlowKey,
+    bump: Option<BumpId>,
+    answer: Answer,
+) -> String {
     let outcome = match answer {
         Ok((outcome, _)) => outcome,
         Err(error) => return error.to_string(),
@@ -225,7 +231,7 @@ async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Re
     while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
         tokio::time::sleep(LOOK_EVERY).await;
         let tuples = waiting.keys().copied().collect();
-        for tuple in daemon.driver.opened(bump, tuples).await? {
+        for tuple in daemon.driver.seen(bump, tuples).await? {
             waiting.remove(&tuple);
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {

@@ -161,6 +161,27 @@ fn rules_leave_others_behind_a_laptops_router_alone() {
     });
 }
 
+/// Data by a name that the server does not know would be answered with a reset, so it is told the name before the rule is in force.
+#[test]
+fn rules_of_a_laptop_take_transfers_that_its_router_translates() {
+    isolated(|| {
+        Homes::run(|net| {
+            let ends = net.connect(0, FROM, 7000)?;
+            let laptop = &net.laptops[0];
+            let talk = Talk::over(&laptop.host, &net.b.host, ends)?;
+            talk.advance(SETTLED)?;
+            let made = laptop.ctl(&["rule", "add", "--dport", "7000", "--bump", "seal"])?;
+            talk.advance(SETTLED)?;
+            laptop.wait_bump(7000, "seal")?;
+            net.b.wait_bump(7000, "seal")?;
+            laptop.ctl(&["rule", "del", &made["id"].to_string()])?;
+            laptop.wait_bump(7000, "plain")?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
 /// The first laptop moves to a network with other addresses.
 fn roam(net: &Homes) -> Result<()> {
     net.homes[0].shell(

@@ -472,6 +472,11 @@ impl Conn {
         self.numbers.as_ref().is_some_and(|numbers| numbers.differ)
     }
 
+    /// True if both kernels' numbers were compared, or need not be.
+    pub fn is_compared(&self) -> bool {
+        self.numbers.as_ref().is_none_or(|numbers| numbers.over)
+    }
+
     /// A reset came or went: a connection that begins with the same ends has other numbers, and a kernel that knows nothing of it answers
     /// with numbers of its own.
     fn forget_numbers(&mut self) {

@@ -181,14 +181,15 @@ impl Node {
         self.peers.iter().enumerate().flat_map(of_peer).collect()
     }
 
-    /// True if the peer has opened its direction of a connection on `bump`; `tuple` is as the local host sends.
-    pub fn is_opened(&mut self, bump: BumpId, tuple: FlowKey) -> bool {
+    /// True if the peer has opened its direction of a connection on `bump`, and both kernels' numbers were compared where they have to be;
+    /// `tuple` is as the local host sends.
+    pub fn is_seen(&mut self, bump: BumpId, tuple: FlowKey) -> bool {
         let Some(peer) = route_conn(&mut self.peers, &tuple) else {
             return false;
         };
         let conn = peer.flows.find(tuple, bump);
         conn.and_then(|key| peer.flows.get(key))
-            .is_some_and(|conn| conn.inc.is_some())
+            .is_some_and(|conn| conn.inc.is_some() && conn.is_compared())
     }
 
     /// Name here of a connection that a peer calls `theirs`; both as the local host sends.

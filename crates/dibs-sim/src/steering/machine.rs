@@ -584,7 +584,11 @@ impl Machine for Host {
             News::RuleAgain => Seen::RuleAgain,
             News::Wanted => Seen::Wanted,
             News::ToldAgain => Seen::ToldAgain,
-            News::Switched { .. } | News::Kept { .. } | News::Peer { .. } | News::Fault(_) => {
+            News::Switched { .. }
+            | News::Unfound { .. }
+            | News::Kept { .. }
+            | News::Peer { .. }
+            | News::Fault(_) => {
                 return;
             }
         };

@@ -1,7 +1,7 @@
 //! Questions to a peer about many connections at once, and moves that it has a part in.
 
 use dibs_wire::FlowKey;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
 
@@ -207,6 +207,41 @@ async fn still_there<M: Machine>(m: &M, conns: &[Meant]) -> BTreeSet<FlowKey> {
     };
     let there = conns.iter().filter(is_there);
     there.map(|conn| conn.pair).collect()
+}
+
+/// Asks whether the peer would have these connections go to plain; returns the answer for each.
+pub(super) async fn ask_whether<M: Machine>(
+    m: &M,
+    peer: usize,
+    lives: &[M::Live],
+) -> Vec<(M::Live, Answer)> {
+    let switch = Switch {
+        bump: None,
+        explicit: false,
+        ready: true,
+        force: false,
+    };
+    let (generation, host) = (0, m.hosts(peer).own);
+    let mut answered = Vec::new();
+    for lives in lives.chunks(ROUND) {
+        let version = Version { generation, host };
+        let conns: Vec<(Meant, Version)> =
+            lives.iter().map(|live| (live.meant(), version)).collect();
+        let answers = ask_switch(m, peer, &conns, switch).await;
+        answered.extend(lives.iter().copied().zip(answers));
+    }
+    answered
+}
+
+/// Connections by their peers.
+pub(super) fn by_peer<M: Machine>(
+    lives: impl Iterator<Item = M::Live>,
+) -> BTreeMap<usize, Vec<M::Live>> {
+    let mut by_peer: BTreeMap<usize, Vec<M::Live>> = BTreeMap::new();
+    for live in lives {
+        by_peer.entry(live.peer()).or_default().push(live);
+    }
+    by_peer
 }
 
 /// Asks with SWITCHes, of up to [`ROUND`] connections; returns the answer for each.

@@ -7,10 +7,11 @@ use std::pin::pin;
 use dibs_wire::{FlowKey, SeqNumber};
 use futures_util::future::{Either, join_all, select};
 
-use super::{Live as _, Machine, News, Plain, or_warn};
+use super::{Live as _, Machine, News, Plain, asks, or_warn, switches, update, warn_of};
 use crate::conns::Socket;
 use crate::knock::{Knock, Numbers};
 use crate::matching::{Carrying, GRACE, Matched, Search, Stand, WITHIN};
+use crate::messages::Outcome::{Ambiguous, NotHeard, Renumbered};
 use crate::messages::{Answer, Body, MAX_MATCHES, Outcome, Unanswered};
 use crate::shadow::Shadow;
 
@@ -84,6 +85,41 @@ pub(super) async fn ask<M: Machine>(
     }
     or_warn(m, m.save());
     Ok(answers)
+}
+
+/// Has peers find connections in plain that rules are about to bring to bumps, and that they know by other addresses: a peer's kernel
+/// answers with a reset what comes by a name that it does not know. Those that are not found for a reason stay in plain, by choice.
+pub(super) async fn introduce<M: Machine>(m: &M, lives: &[M::Live]) {
+    let mut stay = Vec::new();
+    let unmatched = lives.iter().filter(|live| !m.is_matched(&live.pair()));
+    for (peer, lives) in asks::by_peer::<M>(unmatched.copied()) {
+        let answers = asks::ask_whether(m, peer, &lives).await.into_iter();
+        let unknown = answers.filter(|(_, it)| matches!(it, Ok((Outcome::NoConnection, _))));
+        let unknown: Vec<M::Live> = unknown.map(|(live, _)| live).collect();
+        if unknown.is_empty() {
+            continue;
+        }
+        let found = or_warn(m, ask(m, peer, &unknown).await).unwrap_or_default();
+        for live in unknown {
+            let why = found.get(&live.pair()).and_then(|answer| answer.ok());
+            if let Some((why @ (NotHeard | Renumbered | Ambiguous), _)) = why {
+                m.tell(News::Unfound { conn: &live, why });
+                stay.push(live);
+            }
+        }
+    }
+    if !stay.is_empty() && or_warn(m, switches::prepare(m).await).is_some() {
+        // The peer has no part in it.
+        for live in &stay {
+            let (conn, host) = (live.meant(), m.hosts(live.peer()).own);
+            update(m, &conn.pair, |known| {
+                known.choice.propose(conn.socket, None, host, 0);
+            });
+        }
+        or_warn(m, m.save());
+        let pairs: Vec<FlowKey> = stay.iter().map(|live| live.pair()).collect();
+        warn_of(m, &m.mark_choices(&pairs).await);
+    }
 }
 
 /// Notes a match. `theirs`: its name over the wire.

@@ -5,16 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dibs_settings::BumpId;
 
-use super::asks::{self, Move, ROUND};
+use super::asks::{self, Move, ROUND, by_peer};
 use super::{
-    Goal, Live as _, Machine, Mark, News, Task, all_of, choices, or_warn, stands_on, switches,
-    update, wants, warn_of,
+    Goal, Live as _, Machine, Mark, News, Task, all_of, choices, matches, or_warn, stands_on,
+    switches, update, wants, warn_of,
 };
 use crate::asking::Negotiation;
-use crate::conns::{Meant, Version};
 use crate::knock::Refusal;
 use crate::marks::Hand;
-use crate::messages::{Answer, Outcome, Switch, Unanswered};
+use crate::messages::{Answer, Outcome, Unanswered};
 use crate::phase::Moving;
 use crate::rules::Fit;
 
@@ -61,7 +60,36 @@ pub async fn replace<M: Machine>(
     // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
     let more = (0..m.peers()).map(|peer| m.book_wants(&rules, peer));
     wants::send_all_beside(m, &more.collect::<Vec<_>>()).await;
+    let rules = introduce(m, rules).await;
     put(m, rules, gone, lives, M::save).await
+}
+
+/// Introduces connections in plain that these rules bring to bumps to their peers, which may know them by other addresses.
+async fn introduce<M: Machine>(m: &M, mut rules: M::Book) -> M::Book {
+    let mut known = BTreeSet::new();
+    while let Some(mut lives) = or_warn(m, m.lives().await) {
+        lives.retain(|live| known.insert(live.pair()));
+        let before = m.replace_rules(rules);
+        let leaving = leaving_plain(m, &lives);
+        rules = m.replace_rules(before);
+        if leaving.is_empty() {
+            break;
+        }
+        // Others may begin meanwhile.
+        matches::introduce(m, &leaving).await;
+    }
+    rules
+}
+
+/// Connections of these in plain that the kernel moves with their next packet once it has the rules.
+fn leaving_plain<M: Machine>(m: &M, lives: &[M::Live]) -> Vec<M::Live> {
+    let leaves = |live: &&M::Live| {
+        let goes = m.ruling(live, |ruling| ruling.moves_to());
+        let marked = || m.conns(|conns| conns.get(&live.pair()).place.marked());
+        let is_plain = m.marked(live).or_else(marked).is_none();
+        !live.is_over() && is_plain && goes.is_some() && !m.is_outside(goes)
+    };
+    lives.iter().filter(leaves).copied().collect()
 }
 
 /// As [`replace`], where the same rules only mean more or less: they begin or end to hold with the time of day. Nothing of
@@ -75,6 +103,7 @@ pub async fn turn<M: Machine>(
     gone: Gone<'_, M::Rule>,
     lives: &[M::Live],
 ) -> Result<(usize, Kept), M::Fault> {
+    let rules = introduce(m, rules).await;
     put(m, rules, gone, lives, |_| Ok(())).await
 }
 
@@ -227,10 +256,13 @@ async fn follow_sessions<M: Machine>(m: &M, turned: &mut BTreeSet<usize>) -> Res
     let _turn = m.turn().await;
     // It may have taken until a peer is back, and what began with it goes on by then.
     turned.extend(note_sessions(m).await?);
+    let answers = |live: &M::Live| m.answers(live.peer(), |known| *known);
+    let mut lives = m.lives().await?;
+    lives.retain(|live| turned.contains(&live.peer()) && answers(live));
+    matches::introduce(m, &leaving_plain(m, &lives)).await;
     m.steer().await?;
     let mut lives = m.lives().await?;
     lives.retain(|live| turned.contains(&live.peer()));
-    let answers = |live: &M::Live| m.answers(live.peer(), |known| *known);
     let (met, left) = lives.into_iter().partition::<Vec<_>, _>(answers);
     follow_ruled(m, &met).await;
     begin_plain(m, &left).await
@@ -392,11 +424,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     };
     let going: BTreeMap<FlowKey, Moving> = { moving.iter().copied() }.filter(goes_on).collect();
     lives.retain(|live| going.contains_key(&live.pair()));
-    let mut by_peer: BTreeMap<usize, Vec<M::Live>> = BTreeMap::new();
-    for live in lives {
-        by_peer.entry(live.peer()).or_default().push(live);
-    }
-    for (peer, lives) in by_peer {
+    for (peer, lives) in by_peer::<M>(lives.into_iter()) {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
             answers = follow_some(m, peer, lives, (&going, goal.force), answers).await;
@@ -426,32 +454,14 @@ async fn keep_all_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
 /// Has those of these connections stay on their bumps that plain does not carry, as far as anybody can say.
 async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
     let refusals = m.uncarried(lives).await;
-    let mut stuck: BTreeMap<usize, Vec<(Meant, Version)>> = BTreeMap::new();
-    for live in lives
-        .iter()
-        .filter(|live| refusals.contains_key(&live.pair()))
-    {
-        let (peer, generation) = (live.peer(), 0);
-        let host = m.hosts(peer).own;
-        let of_peer = stuck.entry(peer).or_default();
-        of_peer.push((live.meant(), Version { generation, host }));
-    }
+    let stuck = { lives.iter() }.filter(|live| refusals.contains_key(&live.pair()));
     // A rule of the peer may want them on its bump.
     let mut ruled = BTreeSet::new();
-    let whether = Switch {
-        bump: None,
-        explicit: false,
-        ready: true,
-        force: false,
-    };
-    for (peer, conns) in &stuck {
-        for conns in conns.chunks(ROUND) {
-            let answers = asks::ask_switch(m, *peer, conns, whether).await;
-            for ((conn, _), answer) in conns.iter().zip(answers) {
-                if let Ok((Outcome::OwnRule, own)) = answer {
-                    switches::follow_peer(m, *peer, conn.pair, own).await;
-                    ruled.insert(conn.pair);
-                }
+    for (peer, lives) in by_peer::<M>(stuck.copied()) {
+        for (live, answer) in asks::ask_whether(m, peer, &lives).await {
+            if let Ok((Outcome::OwnRule, own)) = answer {
+                switches::follow_peer(m, peer, live.pair(), own).await;
+                ruled.insert(live.pair());
             }
         }
     }

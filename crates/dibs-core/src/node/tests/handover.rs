@@ -178,7 +178,10 @@ fn numbers_that_something_in_plain_changes_are_told_at_both_ends() {
         pair.run(Duration::from_millis(100));
         assert_eq!([0, 1].map(|host| renumbered(&pair, host)), expected);
         for host in [0, 1] {
-            pair.nodes[host].enter(BUMP, tuple(host), None);
+            let node = &mut pair.nodes[host];
+            assert!(node.is_seen(BUMP, tuple(host)));
+            node.enter(BUMP, tuple(host), None);
+            assert!(!node.is_seen(BUMP, tuple(host)), "nothing is compared yet");
         }
     }
 }
