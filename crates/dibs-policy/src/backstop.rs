@@ -38,6 +38,9 @@ pub struct Known {
     pub plain: BTreeSet<FlowKey>,
     /// Connections of which nothing is taken that comes in plain, before conntrack sees it.
     pub locked: BTreeSet<FlowKey>,
+    /// On a bump with a source that this host gave them, by both names: without their entry nobody translates them, and what
+    /// comes for them here belongs to no socket.
+    pub masqueraded: BTreeSet<FlowKey>,
 }
 
 /// How well a backstop stands.
@@ -283,6 +286,7 @@ impl Backstop {
             (Set::Bumped, &known.bumped),
             (Set::Plain, &known.plain),
             (Set::Locked, &known.locked),
+            (Set::Masqueraded, &known.masqueraded),
         ];
         let sets = sets
             .into_iter()
@@ -350,6 +354,26 @@ impl Backstop {
         }
         let noted = self.carry_out(&moves).await;
         self.noted(noted, "note locks in nftables")
+    }
+
+    /// Notes names of connections with a source that this host gave them, which come to bumps or leave them.
+    pub async fn note_masqueraded(&mut self, names: &[(FlowKey, bool)]) -> Result<(), Error> {
+        if self.set.is_empty() {
+            return Ok(());
+        }
+        let mut moves = Moves::default();
+        for (name, comes) in names {
+            let known = &mut self.known.masqueraded;
+            let changed = match comes {
+                true => known.insert(*name),
+                false => known.remove(name),
+            };
+            if changed {
+                moves.note(Set::Masqueraded, *name, *comes);
+            }
+        }
+        let noted = self.carry_out(&moves).await;
+        self.noted(noted, "note translations in nftables")
     }
 
     /// What could not be noted the next [`set`](Self::set) brings.

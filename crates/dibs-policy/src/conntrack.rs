@@ -11,7 +11,7 @@ use dibs_wire::FlowKey;
 use dibs_wire::packet::TCP;
 use netlink_packet_netfilter::conntrack::{
     ConntrackAttribute as Attribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP,
-    ProtoTuple, Status, Tuple as TupleAttribute,
+    ProtoTuple, Tuple as TupleAttribute,
 };
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
@@ -25,6 +25,8 @@ use rtnetlink::sys::{AsyncSocket, TokioSocket};
 
 use crate::wire::{Wire, receive};
 use crate::{Error, Family, MarkLayout};
+
+mod made;
 
 const CTA_COUNTERS_ORIG: u16 = 9;
 const CTA_COUNTERS_REPLY: u16 = 10;
@@ -40,14 +42,14 @@ const CTA_PROTOINFO_TCP_WSCALE_REPLY: u16 = 3;
 const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 
-/// IP_CT_TCP_FLAG_BE_LIBERAL, as value and as mask.
+/// IP_CT_TCP_FLAG_SACK_PERM.
+const TCP_SACK_PERM: u8 = 0x02;
+/// IP_CT_TCP_FLAG_BE_LIBERAL.
 const TCP_BE_LIBERAL: u8 = 0x08;
 /// TCP_CONNTRACK_ESTABLISHED.
 const TCP_ESTABLISHED: u8 = 3;
 /// TCP_CONNTRACK_CLOSE: a RST was seen.
 const TCP_CLOSE: u8 = 8;
-/// Seconds, the kernel's own default for established connections.
-const ESTABLISHED_TIMEOUT: u32 = 432_000;
 
 /// Connections that are better looked up one by one than listed: for a list the kernel walks its whole table, which
 /// has 262,144 places on a host of some GB. That takes it up to 10 ms, in which that processor receives nothing.
@@ -76,6 +78,8 @@ pub struct Connection {
     /// By how many bits each end shifts the windows that it gives (RFC 7323): the one that sent first,
     /// the other. 0 also where their SYNs were not seen.
     pub window_scales: [u8; 2],
+    /// Made over ctnetlink, and by no packet: its source stays as given wherever its packets leave.
+    pub made: bool,
     /// When the kernel began to track it, in nanoseconds since 1970, if it keeps note (the sysctl
     /// net.netfilter.nf_conntrack_timestamp).
     pub since: Option<u64>,
@@ -203,38 +207,36 @@ impl Conntrack {
     /// idle one may be the far end's.
     pub async fn adopt(&mut self, tuple: &FlowKey, mark: u32) -> Result<bool, Error> {
         // As the kernel picks up a connection half way: its windows are not known.
-        let mut tcp = liberal();
-        tcp.push(ProtoInfoTCP::State(TCP_ESTABLISHED));
-        let entry = vec![
+        let tcp = made::tcp([0; 2], TCP_ESTABLISHED);
+        let message = made::entry(tuple, tcp, mark, None);
+        let made = self.wire.request(message, NLM_F_CREATE | NLM_F_EXCL).await;
+        is_made(made.map(drop), tuple)
+    }
+
+    /// As [`adopt`](Self::adopt), with the source that a known one was given. What the kernel still has of that one goes
+    /// first: a masqueraded connection ends for it where it leaves by another interface, and this one does not.
+    pub async fn adopt_translated(&mut self, known: &Connection, mark: u32) -> Result<bool, Error> {
+        let tuple = &known.original;
+        let state = known.tcp_state.unwrap_or(TCP_ESTABLISHED);
+        let tcp = made::tcp(known.window_scales, state);
+        let source = made::source(&known.reply);
+        let made = made::entry(tuple, tcp, mark, Some(source));
+        let gone = vec![
             Attribute::CtaTupleOrig(attributes(tuple)),
-            Attribute::CtaTupleReply(attributes(&tuple.reversed())),
-            Attribute::CtaProtoInfo(vec![ProtoInfo::TCP(tcp)]),
-            Attribute::CtaStatus(Status::Confirmed | Status::SeenReply | Status::Assured),
-            Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
-            Attribute::CtaMark(mark),
+            Attribute::Other(DefaultNla::new(CTA_ID, known.id.to_be_bytes().to_vec())),
         ];
-        let message = message(Family::of(tuple.src), ConntrackMessage::New(entry));
-        match self.wire.request(message, NLM_F_CREATE | NLM_F_EXCL).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-            Err(error) => {
-                let full = match error.raw_os_error() {
-                    Some(libc::ENOMEM) => {
-                        " (is the table full? see net.netfilter.nf_conntrack_max)"
-                    }
-                    _ => "",
-                };
-                let operation = format!("track the connection from {tuple}{full}");
-                Err(Error::netlink(operation)(error))
-            }
-        }
+        let gone = message(Family::of(tuple.src), ConntrackMessage::Delete(gone));
+        let made = self
+            .wire
+            .request_after(gone, made, NLM_F_CREATE | NLM_F_EXCL);
+        is_made(made.await, tuple)
     }
 
     /// Has the kernel take a TCP connection for established that it takes for closed, and would forget.
     /// `false`: it is not tracked.
     pub async fn revive(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
         let established = vec![ProtoInfoTCP::State(TCP_ESTABLISHED)];
-        let timeout = Attribute::CtaTimeout(ESTABLISHED_TIMEOUT);
+        let timeout = Attribute::CtaTimeout(made::ESTABLISHED_TIMEOUT);
         let done = self.change_tcp(tuple, established, vec![timeout]).await;
         done.map_err(Error::netlink(format!("revive {tuple}")))
     }
@@ -242,7 +244,7 @@ impl Conntrack {
     /// Has the kernel take packets of a TCP connection for valid, and translate them, whatever their numbers. `false`: it is
     /// not tracked.
     pub async fn loosen(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
-        let done = self.change_tcp(tuple, liberal(), Vec::new()).await;
+        let done = self.change_tcp(tuple, made::liberal(), Vec::new()).await;
         done.map_err(Error::netlink(format!("take all numbers of {tuple}")))
     }
 
@@ -366,19 +368,21 @@ impl Events {
     }
 }
 
+/// Whether an entry was made, or was there before.
+fn is_made(made: io::Result<()>, tuple: &FlowKey) -> Result<bool, Error> {
+    let Err(error) = made else { return Ok(true) };
+    let full = match error.raw_os_error() {
+        Some(libc::EEXIST) => return Ok(false),
+        Some(libc::ENOMEM) => " (is the table full? see net.netfilter.nf_conntrack_max)",
+        _ => "",
+    };
+    let operation = format!("track the connection from {tuple}{full}");
+    Err(Error::netlink(operation)(error))
+}
+
 /// A connection as either end sends. Where an address is translated here, conntrack has one of both alone.
 fn both_ways(ends: &FlowKey) -> [FlowKey; 2] {
     [*ends, ends.reversed()]
-}
-
-/// Flags by which a connection's packets are valid whatever their numbers.
-fn liberal() -> Vec<ProtoInfoTCP> {
-    let kinds = [
-        CTA_PROTOINFO_TCP_FLAGS_ORIGINAL,
-        CTA_PROTOINFO_TCP_FLAGS_REPLY,
-    ];
-    let flags = |kind| ProtoInfoTCP::Other(DefaultNla::new(kind, vec![TCP_BE_LIBERAL; 2]));
-    kinds.map(flags).into()
 }
 
 fn mark_mask(mask: u32) -> Attribute {
@@ -494,7 +498,8 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
     };
     let (mut original, mut reply) = (None, None);
     let (mut mark, mut id, mut zone, mut tcp_state) = (None, 0, 0, None);
-    let (mut window_scales, mut since, mut bytes) = ([0; 2], None, [None; 2]);
+    let (mut window_scales, mut made) = ([0; 2], false);
+    let (mut since, mut bytes) = (None, [None; 2]);
     for attribute in &attributes {
         match attribute {
             Attribute::CtaTupleOrig(parts) => original = tuple(parts),
@@ -503,6 +508,9 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
             Attribute::CtaProtoInfo(infos) => {
                 tcp_state = tcp_state_of(infos);
                 window_scales = window_scales_of(infos);
+                // What the kernel picks up half way it takes to know selective acknowledgements.
+                let flags = tcp_byte(infos, CTA_PROTOINFO_TCP_FLAGS_ORIGINAL);
+                made = flags.unwrap_or(0) & (TCP_BE_LIBERAL | TCP_SACK_PERM) == TCP_BE_LIBERAL;
             }
             Attribute::Other(other) if other.kind() == CTA_ID => {
                 id = value(other).map(u32::from_be_bytes).unwrap_or(0);
@@ -531,6 +539,7 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
         zone,
         tcp_state,
         window_scales,
+        made,
         since,
         bytes: bytes[0]
             .zip(bytes[1])
@@ -551,22 +560,23 @@ fn tcp_state_of(infos: &[ProtoInfo]) -> Option<u8> {
 
 /// What each end said in its SYN, as far as conntrack saw it.
 fn window_scales_of(infos: &[ProtoInfo]) -> [u8; 2] {
-    let parts = infos.iter().filter_map(|info| match info {
-        ProtoInfo::TCP(parts) => Some(parts),
-        _ => None,
-    });
-    let parts: Vec<&ProtoInfoTCP> = parts.flatten().collect();
-    let scale = |kind: u16| {
-        let found = parts.iter().find(|part| part.kind() == kind)?;
-        let mut bytes = [0; 1];
-        (found.value_len() == bytes.len()).then(|| found.emit_value(&mut bytes))?;
-        Some(bytes[0])
-    };
     [
         CTA_PROTOINFO_TCP_WSCALE_ORIGINAL,
         CTA_PROTOINFO_TCP_WSCALE_REPLY,
     ]
-    .map(|kind| scale(kind).unwrap_or(0))
+    .map(|kind| tcp_byte(infos, kind).unwrap_or(0))
+}
+
+/// The first byte of what conntrack notes of a TCP connection.
+fn tcp_byte(infos: &[ProtoInfo], kind: u16) -> Option<u8> {
+    let parts = infos.iter().filter_map(|info| match info {
+        ProtoInfo::TCP(parts) => Some(parts),
+        _ => None,
+    });
+    let found = parts.flatten().find(|part| part.kind() == kind)?;
+    let mut bytes = vec![0; found.value_len()];
+    found.emit_value(&mut bytes);
+    bytes.first().copied()
 }
 
 /// Whether an attribute is this one, which holds others: its kind comes with a flag that says so.

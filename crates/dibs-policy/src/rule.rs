@@ -32,6 +32,8 @@ pub(crate) enum Set {
     Untracked,
     /// Answer to what the nat table gave another destination, as it is sent here.
     Translated,
+    /// On a bump with a source that this host gave them: as the networks behind it send, and with that source.
+    Masqueraded,
 }
 
 /// What a rule asks of a packet. In the order of iptables: addresses, devices, protocol, the rest.
@@ -66,6 +68,8 @@ pub(crate) enum Match {
     Translated {
         answers: bool,
     },
+    /// Whether this host changes its connection's source.
+    SourceChanged(bool),
     /// Addresses, ports or set that its answers have for the caller, whatever the nat table makes of them here.
     AsCalled(Box<Match>),
     /// Nothing: names the class rule.
@@ -143,12 +147,13 @@ impl Bits {
 }
 
 impl Set {
-    pub(crate) const ALL: [Set; 5] = [
+    pub(crate) const ALL: [Set; 6] = [
         Set::Bumped,
         Set::Plain,
         Set::Locked,
         Set::Untracked,
         Set::Translated,
+        Set::Masqueraded,
     ];
 
     /// Its name in nftables.
@@ -164,6 +169,8 @@ impl Set {
             (Set::Untracked, Family::V6) => "untracked6",
             (Set::Translated, Family::V4) => "translated4",
             (Set::Translated, Family::V6) => "translated6",
+            (Set::Masqueraded, Family::V4) => "masqueraded4",
+            (Set::Masqueraded, Family::V6) => "masqueraded6",
         }
     }
 }
@@ -203,6 +210,9 @@ impl Match {
             Match::Translated { answers } => {
                 let direction = if *answers { "REPLY" } else { "ORIGINAL" };
                 format!("-m conntrack --ctstate DNAT --ctdir {direction}")
+            }
+            Match::SourceChanged(is) => {
+                format!("-m conntrack {}--ctstate SNAT", not(*is))
             }
             Match::AsCalled(part) => as_called(part)?,
             Match::Class(id) => format!("-m comment --comment {}", label(*id)),

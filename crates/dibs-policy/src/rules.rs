@@ -112,16 +112,17 @@ pub(crate) fn nftables<'a>(desired: &'a Desired, nat: bool) -> Ruleset {
     let bumped = !desired.bumps.is_empty();
     let steered = desired.fail == Fail::Closed && bumped;
     let lists = Family::BOTH.map(|family| List::new(desired, family));
-    let passing: Rules<'a> = match steered {
-        true => List::passing_unmarked,
-        false => List::tracked,
+    let (passing, input): (Rules<'a>, Rules<'a>) = match steered {
+        true => (List::passing_unmarked, List::follow_untracked),
+        false => (List::tracked, List::unmasked),
     };
+    let near = !desired.gateway.is_empty();
     let translates = steered && desired.translates;
     let all: [(&str, bool, Rules<'a>); 10] = [
         ("answer", translates, List::answer),
         ("follow", steered, List::restored),
         ("forward", gateway || translates, passing),
-        ("input", steered, List::follow_untracked),
+        ("input", steered || near, input),
         ("output", steered, List::unmarked),
         ("pass", steered && gateway, |list| list.steer(true)),
         ("postrouting", steered, List::guard),
@@ -364,6 +365,13 @@ impl<'a> List<'a> {
 
     /// Rules for what the networks behind this host send, and for answers to peers.
     fn entering_gateway(&self) -> Vec<Rule> {
+        // What has another source there has it for the way by which it began: only the daemon can move it.
+        let in_plain = Match::CtMark(Bits::are(self.mask(), 0));
+        let near = widest(&self.desired.gateway, self.family).into_iter();
+        let given = near.map(|near| {
+            let given = Match::SourceChanged(true);
+            pass([Match::From(near), given, in_plain.clone()])
+        });
         let behind = self.desired.behind(self.family).into_iter();
         let entered = behind.flat_map(|near| self.called(&[Match::From(near)], &goto("PASS")));
         let on_a_bump = Match::CtMark(Bits::are_not(self.mask(), 0));
@@ -376,7 +384,8 @@ impl<'a> List<'a> {
             rule
         });
         let translated = translated.filter(|_| self.desired.translates);
-        translated.chain(entered).chain(answers).collect()
+        let ours = translated.chain(given).chain(entered);
+        ours.chain(answers).collect()
     }
 
     /// The rules in the order in which they decide, of answers to what the nat table gave another destination.

@@ -79,6 +79,39 @@ impl Wire {
             .unwrap_or_default())
     }
 
+    /// As [`request`](Self::request), right after another change: the kernel does nothing else for this process in between.
+    /// Refusal of the first is not told.
+    pub(crate) async fn request_after<T>(
+        &mut self,
+        first: T,
+        message: T,
+        flags: u16,
+    ) -> io::Result<()>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
+        NetlinkPayload<T>: From<T>,
+    {
+        let mut buffer = self.serialized(first, 0);
+        buffer.extend(self.serialized(message, NLM_F_ACK | flags));
+        self.answers(&buffer, &mut Some::<T>).await.map(drop)
+    }
+
+    /// A request, as the kernel reads it.
+    fn serialized<T>(&mut self, message: T, flags: u16) -> Vec<u8>
+    where
+        T: NetlinkSerializable + Debug,
+        NetlinkPayload<T>: From<T>,
+    {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = NLM_F_REQUEST | flags;
+        request.header.sequence_number = self.sequence;
+        request.finalize();
+        let mut buffer = vec![0; request.buffer_len()];
+        request.serialize(&mut buffer);
+        buffer
+    }
+
     /// Answers until the end of the dump or the acknowledgement; `None` if the dump is inconsistent.
     async fn exchange<T, U>(
         &mut self,
@@ -90,16 +123,23 @@ impl Wire {
         T: NetlinkSerializable + NetlinkDeserializable + Debug,
         NetlinkPayload<T>: From<T>,
     {
-        self.sequence = self.sequence.wrapping_add(1);
-        self.asking = true;
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = NLM_F_REQUEST | flags;
-        request.header.sequence_number = self.sequence;
-        request.finalize();
-        let mut buffer = vec![0; request.buffer_len()];
-        request.serialize(&mut buffer);
-        self.socket.send_to(&buffer, &SocketAddr::new(0, 0)).await?;
+        let buffer = self.serialized(message, flags);
+        self.answers(&buffer, pick).await
+    }
 
+    /// Answers to the last of these requests.
+    async fn answers<T, U>(
+        &mut self,
+        requests: &[u8],
+        pick: &mut impl FnMut(T) -> Option<U>,
+    ) -> io::Result<Option<Vec<U>>>
+    where
+        T: NetlinkDeserializable + Debug,
+    {
+        self.asking = true;
+        self.socket
+            .send_to(requests, &SocketAddr::new(0, 0))
+            .await?;
         let mut answers = Vec::new();
         let mut consistent = true;
         loop {

@@ -2,6 +2,7 @@
 //! program's device.
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 
 use dibs_control::ConnId;
 use dibs_policy::sockets::TcpCounts;
@@ -12,8 +13,10 @@ use dibs_wire::FlowKey;
 /// A TCP connection of this host, or of a host behind it, to a host behind a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
-    /// Its ends.
+    /// Its ends, as the peer knows them.
     pub pair: FlowKey,
+    /// This end of it, if a host behind this one has another.
+    pub behind: Option<SocketAddr>,
     /// The peer's index.
     pub peer: usize,
     /// The socket, as peers know it: of the kernel's number, the lower half. Of a connection that
@@ -37,6 +40,13 @@ pub struct Live {
     pub counts: TcpCounts,
     /// Its ctmark; 0 if it is not tracked, or was not looked at.
     pub mark: u32,
+}
+
+impl Live {
+    /// This end of it, as the user knows it.
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.behind.unwrap_or(self.pair.source())
+    }
 }
 
 impl From<&Live> for Meant {

@@ -9,7 +9,7 @@ pub mod process;
 pub(crate) mod volumes;
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -17,6 +17,7 @@ use std::rc::Rc;
 use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
 use dibs_io::{PathSocket, SetupError};
+use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets;
 use dibs_settings::{BumpId, Nearest, left_out};
 use dibs_switch::engine::shadows::Shadows;
@@ -43,9 +44,11 @@ pub(crate) struct Host {
     reachable: RefCell<Vec<IpAddr>>,
     /// Live connections that peers call by other addresses.
     matched: RefCell<BTreeMap<FlowKey, Matched>>,
-    /// Connections that peers opened to this host, and that its nat table leads elsewhere, with their ends as the other host there
-    /// sends.
-    pub(crate) published: RefCell<BTreeMap<FlowKey, FlowKey>>,
+    /// Connections whose addresses this host translates, as peers know them, with their last entries: those that peers opened to
+    /// this host, and that its nat table leads elsewhere, and those of the networks behind it that it masquerades.
+    pub(crate) translated: RefCell<BTreeMap<FlowKey, Connection>>,
+    /// Numbers of entries that the daemon has put others in the place of, until their end is told.
+    pub(crate) replaced: RefCell<BTreeSet<u32>>,
     /// Shadows of those of the matched ones that are on a bump, and of others that were to go to plain.
     pub(crate) shadows: RefCell<Shadows>,
     /// Copies of what peers show of connections, under other addresses: those without room, and those that matched nothing.
@@ -81,7 +84,8 @@ impl Host {
             reachable: RefCell::new(inventory.reachable(&config.paths)),
             inventory: RefCell::new(inventory),
             matched: RefCell::default(),
-            published: RefCell::default(),
+            translated: RefCell::default(),
+            replaced: RefCell::default(),
             shadows: RefCell::default(),
             copies: Cell::default(),
             links: Links::new(config.paths.len()),
@@ -157,6 +161,12 @@ impl Host {
     pub(crate) fn is_by_exit(&self, pair: &FlowKey) -> bool {
         let behind = self.behind_peer(pair.dst);
         self.is_beyond(pair.src) || behind.is_some_and(|(net, _)| net.prefix_len() == 0)
+    }
+
+    /// The last entry of a connection of the networks behind this host that it masquerades, as the peer knows it.
+    pub(crate) fn masqueraded(&self, pair: &FlowKey) -> Option<Connection> {
+        let known = self.translated.borrow().get(pair).copied();
+        known.filter(|entry| entry.original.destination() == pair.destination())
     }
 
     /// What was last seen of the interfaces.

@@ -1,8 +1,9 @@
 //! The live TCP connections to peers: sockets, and those of others that this host forwards, between the networks behind it and
 //! hosts behind peers. Their sockets are elsewhere, so what conntrack has of them stands for these.
 //!
-//! Connections whose addresses this host translates the far end knows by others, so they cannot be moved; new ones on a bump
-//! keep their address (`dibs-policy/src/rules/nftables_only.rs`). A subflow of an MPTCP connection that goes by a bump while
+//! Connections of the networks behind this host that it masquerades are known by the address that they have at the far end. Others
+//! whose addresses it translates cannot be moved. New ones on a bump keep their address
+//! (`dibs-policy/src/rules/nftables_only.rs`). A subflow of an MPTCP connection that goes by a bump while
 //! another one goes in plain shows in plain what the bump hides, so all subflows of a connection move, or none.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,6 +16,7 @@ use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 use dibs_policy::{Error, translation};
 use dibs_settings::BumpId;
 use dibs_switch::conns::Socket;
+use dibs_switch::engine::entries::Ends;
 use dibs_switch::knock::Refusal;
 use dibs_wire::FlowKey;
 
@@ -81,6 +83,7 @@ pub(crate) async fn sockets_of(
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
     Some(Live {
         pair: socket.key,
+        behind: None,
         peer: host.peer_of(&socket.key)?,
         socket: Socket(socket.cookie as u32),
         uid: Some(socket.uid),
@@ -98,7 +101,7 @@ fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
 /// A tracked connection as either end may have begun it, if the other is behind a peer.
 pub(crate) fn ends_to_peers(host: &Host, entry: &Connection) -> impl Iterator<Item = FlowKey> {
     let to_peer = |pair: &FlowKey| host.peer_of(pair).is_some();
-    entry.ends().into_iter().filter(to_peer)
+    ends(host, entry).into_iter().filter(to_peer)
 }
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
@@ -172,17 +175,66 @@ pub(crate) fn published(host: &Host, entry: &Connection) -> Option<FlowKey> {
     is_meant.then_some(called)
 }
 
+/// Name of a tracked connection of a network behind this host that goes on with an address of this host, as the peer knows it.
+pub(crate) fn masqueraded(host: &Host, entry: &Connection) -> Option<FlowKey> {
+    let (sent, called) = (entry.original, entry.reply.reversed());
+    let is_given = sent.destination() == called.destination() && sent.source() != called.source();
+    if !is_given || host.has(sent.src) {
+        return None;
+    }
+    let mut gateway = host.config().daemon.gateway.iter();
+    let is_known = host.has(called.src) || host.masqueraded(&called).is_some();
+    let is_meant = is_known && gateway.any(|net| net.contains(&sent.src));
+    (is_meant && host.peer_of(&called).is_some() && !host.is_by_exit(&called)).then_some(called)
+}
+
+/// A tracked connection as either end may have begun it, by the name that the peer has for it if this host masquerades it.
+pub(crate) fn ends(host: &Host, entry: &Connection) -> Ends {
+    let masqueraded = masqueraded(host, entry).map(|called| [called, called.reversed()]);
+    masqueraded.unwrap_or(entry.ends())
+}
+
+/// Name that the peer has for a tracked connection whose addresses this host translates, and that can move.
+fn called(host: &Host, entry: &Connection) -> Option<FlowKey> {
+    published(host, entry).or_else(|| masqueraded(host, entry))
+}
+
+/// Notes a tracked connection if this host translates its addresses.
+pub(crate) fn note(host: &Host, entry: &Connection) {
+    let called = called(host, entry).map(|called| (called, *entry));
+    host.translated.borrow_mut().extend(called);
+}
+
+/// Forgets a connection whose entry is gone.
+pub(crate) fn forget(host: &Host, entry: &Connection) {
+    if let Some(called) = called(host, entry) {
+        host.translated.borrow_mut().remove(&called);
+    }
+}
+
+/// Ends of a connection that this host translates, as they are on this side of it.
+pub(crate) fn as_sent(called: &FlowKey, entry: &Connection) -> FlowKey {
+    match entry.original.destination() == called.destination() {
+        true => entry.original,
+        false => entry.reply,
+    }
+}
+
 /// Whether a connection is not this host's own, but passes it.
 pub(crate) fn passes(host: &Host, pair: &FlowKey) -> bool {
     let local = pair.src;
-    is_behind(host, local) && !host.has(local) && host.peer_of(pair).is_some()
+    let is_behind = is_behind(host, local) && !host.has(local) && host.peer_of(pair).is_some();
+    is_behind || host.masqueraded(pair).is_some()
 }
 
 /// A tracked connection that passes this host.
 pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
-    let passing = entry.ends().into_iter().find(|pair| passes(host, pair));
-    let pair = passing.or_else(|| published(host, entry))?;
-    let began = entry.original.source() == pair.source();
+    note(host, entry);
+    let masqueraded = masqueraded(host, entry);
+    let passing = || entry.ends().into_iter().find(|pair| passes(host, pair));
+    let pair = masqueraded.or_else(passing);
+    let pair = pair.or_else(|| published(host, entry))?;
+    let began = entry.original.destination() == pair.destination();
     let in_order = |[first, second]: [u64; 2]| match began {
         true => (first, second),
         false => (second, first),
@@ -193,6 +245,7 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
     let state = entry.tcp_state.unwrap_or(CT_ESTABLISHED);
     Some(Live {
         pair,
+        behind: masqueraded.map(|_| entry.original.source()),
         peer: host.peer_of(&pair)?,
         socket: name(entry),
         uid: None,
@@ -215,7 +268,7 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
 /// All connections that pass this host.
 pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
     let host = kernel.host();
-    let published: Vec<FlowKey> = host.published.borrow().keys().copied().collect();
+    let published: Vec<FlowKey> = host.translated.borrow().keys().copied().collect();
     if !host.config().daemon.forwards() && published.len() <= LOOKUPS {
         return passing_of(kernel, &published).await;
     }
@@ -228,9 +281,10 @@ pub(crate) async fn passing_of(kernel: &Kernel, pairs: &[FlowKey]) -> Result<Vec
     let mut found = Vec::new();
     let host = kernel.host();
     let may_pass =
-        |pair: &&FlowKey| passes(host, pair) || host.published.borrow().contains_key(pair);
+        |pair: &&FlowKey| passes(host, pair) || host.translated.borrow().contains_key(pair);
     for pair in pairs.iter().filter(may_pass) {
         let entry = kernel.conntrack()?.get(pair).await?;
+        let entry = entry.filter(|entry| !is_foreign(host, entry, pair));
         found.extend(entry.and_then(|entry| passing(host, &entry)));
     }
     Ok(found)
@@ -252,6 +306,18 @@ fn name(entry: &Connection) -> Socket {
     Socket((hash.finish() as u32).max(1))
 }
 
+/// True if the peer knows a connection by addresses that steering here does not know.
+fn is_foreign(host: &Host, entry: &Connection, pair: &FlowKey) -> bool {
+    // As its answers come, if they came here untranslated.
+    let is_translated = entry.reply != entry.original.reversed();
+    // What goes on in this host's name the peer knows as it sent it.
+    let is_sent_on = || {
+        let as_sent = entry.reply.source() == entry.original.destination();
+        host.is_beyond(pair.src) && as_sent
+    };
+    is_translated && !is_sent_on() && called(host, entry) != Some(*pair)
+}
+
 /// Why connections cannot be moved to a bump whose source is translated here.
 pub(crate) async fn translated(
     kernel: &Kernel,
@@ -261,15 +327,7 @@ pub(crate) async fn translated(
     let mut conntrack = kernel.conntrack()?;
     for pair in lives.iter().map(|live| live.pair) {
         let entry = conntrack.get(&pair).await?;
-        // As its answers come, if they came here untranslated.
-        let is_translated = |entry: &Connection| entry.reply != entry.original.reversed();
-        // What goes on in this host's name the peer knows as it sent it.
-        let is_known = |entry: &Connection| {
-            let as_sent = entry.reply.source() == entry.original.destination();
-            kernel.host().is_beyond(pair.src) && as_sent
-                || published(kernel.host(), entry) == Some(pair)
-        };
-        let Some(entry) = entry.filter(|entry| is_translated(entry) && !is_known(entry)) else {
+        let Some(entry) = entry.filter(|entry| is_foreign(kernel.host(), entry, &pair)) else {
             continue;
         };
         let seen = match entry.original.source() == pair.source() {
@@ -406,6 +464,7 @@ mod tests {
     fn live(port: u16, mptcp: Option<u32>) -> Live {
         Live {
             pair: FlowKey::tcp(([10, 0, 1, 1], port), ([10, 0, 1, 2], 80)),
+            behind: None,
             peer: 0,
             socket: Socket(port.into()),
             uid: Some(0),

@@ -271,7 +271,7 @@ impl dibs_switch::rules::Rule<Live> for Rule {
     }
 
     fn fit(&self, live: &Live) -> Fit {
-        self.matches(live.pair.source(), live.pair.destination(), live.uid)
+        self.matches(live.local(), live.pair.destination(), live.uid)
     }
 }
 

@@ -2,6 +2,7 @@
 //! where it got lost; and their events are followed while anything is installed. What follows from these says
 //! [`dibs_switch::engine::entries`].
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
@@ -116,6 +117,61 @@ async fn lock(
     conntrack.set_mark(pair, bit, bit).await.map(drop)
 }
 
+/// Has the kernel translate connections wherever they leave, before they move to a bump: it ends a masqueraded one that leaves by
+/// another interface. Returns all of them, by the names of their entries then.
+pub(crate) async fn unbind(
+    daemon: &Daemon,
+    lives: &[Live],
+    bump: Option<BumpId>,
+) -> Result<Vec<Live>, dibs_policy::Error> {
+    let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
+    let unbound = unbind_pairs(daemon, &pairs, bump).await?;
+    let unbound = connections::passing_of(&daemon.kernel, &unbound).await?;
+    let unbound: HashMap<FlowKey, Live> =
+        unbound.into_iter().map(|live| (live.pair, live)).collect();
+    let now = |live: &Live| unbound.get(&live.pair).copied().unwrap_or(*live);
+    Ok(lives.iter().map(now).collect())
+}
+
+/// The same; returns the connections that this concerns.
+pub(crate) async fn unbind_pairs(
+    daemon: &Daemon,
+    pairs: &[FlowKey],
+    bump: Option<BumpId>,
+) -> Result<Vec<FlowKey>, dibs_policy::Error> {
+    let is_meant = |pair: &&FlowKey| bump.is_some() && daemon.host.masqueraded(pair).is_some();
+    let meant: Vec<FlowKey> = pairs.iter().filter(is_meant).copied().collect();
+    for meant in meant.chunks(marking::TOGETHER) {
+        let _turn = daemon.kernel.marking().await;
+        let mut backstop = daemon.kernel.backstop().await;
+        let mut conntrack = daemon.kernel.conntrack()?;
+        let mut bound = Vec::new();
+        for pair in meant {
+            let entry = conntrack.get(pair).await?;
+            bound.extend(
+                entry
+                    .filter(|entry| !entry.made)
+                    .map(|entry| (*pair, entry)),
+            );
+        }
+        let told = |said| bound.iter().map(move |(pair, _)| (*pair, said));
+        marking::note_names(daemon, &mut backstop, told(true)).await;
+        let mut done = Ok(());
+        for (_, entry) in &bound {
+            daemon.host.replaced.borrow_mut().insert(entry.id);
+            done = done.and(
+                conntrack
+                    .adopt_translated(entry, entry.mark)
+                    .await
+                    .map(drop),
+            );
+        }
+        marking::note_names(daemon, &mut backstop, told(false)).await;
+        done?;
+    }
+    Ok(meant)
+}
+
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -136,20 +192,34 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
         .note("follow the conntrack table", anyhow::Ok(()));
     loop {
         let event = match events.next().await? {
+            Event::Destroyed(entry) if daemon.host.replaced.borrow_mut().remove(&entry.id) => {
+                continue;
+            }
             Event::Destroyed(entry) => {
-                let called = entry.original.reversed();
-                daemon.host.published.borrow_mut().remove(&called);
-                entries::Event::Destroyed(entry.ends(), passing(daemon, &entry))
+                let ends = connections::ends(&daemon.host, &entry);
+                let passing = passing(daemon, &entry);
+                let is_lost = passing.is_some_and(|passing| {
+                    passing.goes_on && daemon.state.borrow().conns.get(&passing.pair).is_marked()
+                });
+                if !is_lost {
+                    connections::forget(&daemon.host, &entry);
+                }
+                entries::Event::Destroyed(ends, passing)
             }
             Event::New(found) => {
-                daemon.note_published(&found);
-                entries::Event::New(found.ends(), daemon.entry(&found))
+                connections::note(&daemon.host, &found);
+                let ends = connections::ends(&daemon.host, &found);
+                entries::Event::New(ends, daemon.entry(&found))
             }
             Event::Update(found) => {
-                daemon.note_published(&found);
-                entries::Event::Update(found.ends(), daemon.entry(&found))
+                connections::note(&daemon.host, &found);
+                let ends = connections::ends(&daemon.host, &found);
+                entries::Event::Update(ends, daemon.entry(&found))
             }
-            Event::Lost => entries::Event::Lost,
+            Event::Lost => {
+                daemon.host.replaced.borrow_mut().clear();
+                entries::Event::Lost
+            }
         };
         entries::handle(daemon, event).await?;
     }

@@ -38,8 +38,8 @@ pub(crate) async fn numbers_of(
     daemon: &Daemon,
     pairs: &[FlowKey],
 ) -> anyhow::Result<BTreeMap<FlowKey, Standing>> {
-    let published = |pair: &&FlowKey| daemon.host.published.borrow().contains_key(pair);
-    for pair in pairs.iter().filter(published) {
+    let translated = |pair: &&FlowKey| daemon.host.translated.borrow().contains_key(pair);
+    for pair in pairs.iter().filter(translated) {
         // The connection goes on while it is knocked for, and the nat table translates nothing whose numbers are old.
         daemon.kernel.conntrack()?.loosen(pair).await?;
     }
@@ -212,8 +212,8 @@ fn bump_interfaces(daemon: &Daemon) -> BTreeSet<u32> {
 /// Sockets that send packets in plain, for each IP version that is meant.
 struct Senders {
     sockets: Vec<(bool, PacketSender)>,
-    /// Connections that the nat table leads elsewhere: it takes their packets as they are sent there.
-    published: BTreeMap<FlowKey, FlowKey>,
+    /// Connections that this host translates: it takes their packets as they are sent here.
+    translated: BTreeMap<FlowKey, FlowKey>,
 }
 
 impl Senders {
@@ -223,18 +223,17 @@ impl Senders {
         let versions: BTreeSet<bool> = pairs.iter().map(|pair| pair.dst.is_ipv4()).collect();
         let open = |is_v4| Ok((is_v4, PacketSender::open(is_v4, own)?));
         let sockets: anyhow::Result<_> = versions.into_iter().map(open).collect();
-        let known = daemon.host.published.borrow();
-        let published = pairs.into_iter();
-        let published = published.filter_map(|pair| Some((*pair, *known.get(pair)?)));
+        let known = daemon.host.translated.borrow();
+        let as_sent = |pair: &FlowKey| Some((*pair, connections::as_sent(pair, known.get(pair)?)));
         Ok(Self {
             sockets: sockets?,
-            published: published.collect(),
+            translated: pairs.into_iter().filter_map(as_sent).collect(),
         })
     }
 
     /// Sends a packet of a connection; what cannot be sent is not heard.
     fn send(&self, pair: &FlowKey, packet: &[u8]) {
-        let ends = self.published.get(pair).unwrap_or(pair);
+        let ends = self.translated.get(pair).unwrap_or(pair);
         let (from, to, mut packet) = (ends.src, ends.dst, packet.to_vec());
         if let Ok(Packet::Tcp(segment)) = packet::parse(&packet) {
             let at = segment.tcp_at();

@@ -274,9 +274,9 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
         infos.push(ConnInfo {
             id,
             peer: daemon.peer_name(live.peer).to_owned(),
-            local: live.pair.source(),
+            local: live.local(),
             remote: live.pair.destination(),
-            local_there: other(theirs.source(), live.pair.source()),
+            local_there: other(theirs.source(), live.local()),
             remote_there: other(theirs.destination(), live.pair.destination()),
             plain: bump.and_then(|_| plain_of(daemon, &live.pair, now)),
             bump: daemon.bumps.name_of(bump).to_owned(),

@@ -26,7 +26,7 @@ use dibs_wire::FlowKey;
 use crate::control::{Audience, Turn};
 use crate::data::bumps::marks;
 use crate::host::live::Live;
-use crate::host::process::now;
+use crate::host::process::{now, or_warn};
 use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::rulebook::{Active, Rules};
@@ -215,11 +215,11 @@ impl Machine for Daemon {
 
     async fn entries(&self) -> anyhow::Result<Vec<(Ends, Entry)>> {
         let entry = |found: Connection| {
-            self.note_published(&found);
+            connections::note(&self.host, &found);
             let is_of_peer = connections::ends_to_peers(&self.host, &found)
                 .next()
                 .is_some();
-            is_of_peer.then(|| (found.ends(), self.entry(&found)))
+            is_of_peer.then(|| (connections::ends(&self.host, &found), self.entry(&found)))
         };
         Ok(self.kernel.conntrack()?.list(entry).await?)
     }
@@ -276,7 +276,8 @@ impl Machine for Daemon {
     }
 
     async fn steerable(&self, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
-        connections::steerable(&self.host, lives, bump).await
+        let lives = connections::steerable(&self.host, lives, bump).await;
+        or_warn(entries::unbind(self, &lives, bump).await).unwrap_or(lives)
     }
 
     async fn uncarried(&self, lives: &[Live]) -> rules::Kept {
@@ -370,6 +371,7 @@ impl Machine for Daemon {
 
     async fn unfit(&self, peer: usize, bump: Option<BumpId>, pairs: &[FlowKey]) -> Option<Refusal> {
         let known = bump.is_none_or(|bump| self.bumps.get(bump).is_some());
+        or_warn(entries::unbind_pairs(self, pairs, bump).await);
         let addresses = pairs.iter().map(|pair| pair.src);
         let fault = devices::device_fault(&self.host, &self.bumps, bump, addresses).await;
         let fault = fault.unwrap_or_else(|error| Some(format!("{error:#}")));

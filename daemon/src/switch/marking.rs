@@ -24,7 +24,7 @@ use crate::rulebook::rules::Rule;
 use crate::switch::{Daemon, State, Task};
 
 /// Connections whose marks change together, at most.
-const TOGETHER: usize = 256;
+pub(crate) const TOGETHER: usize = 256;
 /// Words for a connection whose numbers something in plain changes.
 pub(crate) const RENUMBERED: &str = "something between the two hosts changes TCP's sequence numbers (a firewall that randomizes \
      them?), so no bump can carry it";
@@ -123,15 +123,22 @@ async fn put_some(
     if release_leaving(daemon, marks) {
         tell_locks(daemon, &mut backstop).await;
     }
+    let coming = marks.iter().filter(|mark| mark.bump.is_some());
+    let coming = coming.map(|mark| (mark.pair, true));
+    note_names(daemon, &mut backstop, coming).await;
     let (mut bumped, mut failed) = (Vec::new(), Failed::new());
+    let mut renamed = false;
     for mark in marks {
-        match put_one(daemon, conntrack, mark, looks).await {
+        match put_one(daemon, conntrack, mark, looks, &mut renamed).await {
             Ok(None) => {}
             Ok(Some(_)) => bumped.push((mark.pair, Place::Bumped)),
             Err(error) => drop(failed.insert(mark.pair, Arc::new(error))),
         }
     }
     note_places(daemon, &mut backstop, &bumped).await;
+    if renamed {
+        daemon.save_or_warn();
+    }
     failed
 }
 
@@ -152,6 +159,7 @@ async fn put_one(
     conntrack: &mut Conntrack,
     mark: &Mark,
     looks: bool,
+    renamed: &mut bool,
 ) -> Result<Option<BumpId>, dibs_policy::Error> {
     let Mark {
         pair, bump, leads, ..
@@ -187,8 +195,13 @@ async fn put_one(
     let installed = !daemon.state.borrow().installed.is_empty();
     let marked = conntrack.set_mark(&pair, value, mask).await?;
     if !marked && installed {
-        if conntrack.adopt(&pair, value).await? {
+        let adopted = match daemon.host.masqueraded(&pair) {
+            None => conntrack.adopt(&pair, value).await?,
+            Some(known) => conntrack.adopt_translated(&known, value).await?,
+        };
+        if adopted {
             rename(daemon, &pair, id).await?;
+            *renamed = true;
         } else {
             conntrack.set_mark(&pair, value, mask).await?;
         }
@@ -227,9 +240,10 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
                 continue;
             }
         };
-        let mut standing = Vec::new();
+        let (mut standing, mut renamed) = (Vec::new(), false);
         for (pair, choice) in choices {
             let live = lives.get(&pair);
+            renamed |= live.is_some() && choice.socket == Socket::UNKNOWN;
             // One that ended while no daemon looked needs no mark, and would be tracked for days with one.
             if live.is_none() && !may_live(daemon, &pair) {
                 continue;
@@ -241,6 +255,9 @@ pub(crate) async fn mark_choices(daemon: &Daemon, pairs: &[FlowKey]) -> Failed {
             }
         }
         failed.extend(mark(daemon, &standing).await);
+        if renamed {
+            daemon.save_or_warn();
+        }
     }
     failed
 }
@@ -337,6 +354,12 @@ pub(crate) async fn set(daemon: &Daemon, wish: &Desired) -> bool {
     let known = Known {
         locked: locked_passing(daemon),
         ..daemon.state.borrow().known()
+    };
+    let bumped = known.bumped.iter().map(|pair| (*pair, true));
+    let names = names(daemon, bumped).into_iter().map(|(name, _)| name);
+    let known = Known {
+        masqueraded: names.collect(),
+        ..known
     };
     let before = backstop.standing().clone();
     let set = backstop.set(wish, &known).await;
@@ -438,6 +461,9 @@ pub(crate) async fn note_places(
     let before = backstop.standing().clone();
     // What failed shows in how it stands now, and is tried again.
     let _ = backstop.note(&places).await;
+    let bumped = places.iter();
+    let bumped = bumped.map(|(pair, place)| (*pair, *place == Place::Bumped));
+    note_names(daemon, backstop, bumped).await;
     tell_standing(daemon, &before, backstop.standing());
 }
 
@@ -462,6 +488,24 @@ pub(crate) async fn note_followed(daemon: &Daemon, ends: &Ends, bump: Option<Bum
     if chosen.is_none() {
         note_places(daemon, &mut backstop, &[(*pair, place)]).await;
     }
+}
+
+/// Both names of those connections that this host masquerades, and what is said of them.
+fn names(daemon: &Daemon, of: impl Iterator<Item = (FlowKey, bool)>) -> Vec<(FlowKey, bool)> {
+    let known = of.filter_map(|(pair, said)| Some((pair, daemon.host.masqueraded(&pair)?, said)));
+    known
+        .flat_map(|(pair, entry, said)| [pair, entry.original].map(|name| (name, said)))
+        .collect()
+}
+
+/// Tells the backstop of connections that this host masquerades, and whether they are on a bump, or are to be.
+pub(crate) async fn note_names(
+    daemon: &Daemon,
+    backstop: &mut Backstop,
+    bumped: impl Iterator<Item = (FlowKey, bool)>,
+) {
+    // What failed shows in how it stands now, and is tried again.
+    let _ = backstop.note_masqueraded(&names(daemon, bumped)).await;
 }
 
 /// Brings the backstop to what is locked of connections that pass: what is forged of others their
@@ -513,7 +557,7 @@ pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<FlowKey> {
     { locked.into_iter() }
         .filter(|pair| {
             connections::passes(&daemon.host, pair)
-                || daemon.host.published.borrow().contains_key(pair)
+                || daemon.host.translated.borrow().contains_key(pair)
         })
         .collect()
 }

@@ -164,13 +164,6 @@ impl Daemon {
         }
     }
 
-    /// Notes a tracked connection if the nat table leads it elsewhere.
-    pub(crate) fn note_published(&self, found: &Connection) {
-        let published = connections::published(&self.host, found);
-        let mut known = self.host.published.borrow_mut();
-        known.extend(published.map(|called| (called, found.reply)));
-    }
-
     /// What conntrack has of these connections, one by one.
     pub(crate) async fn got(&self, pairs: &[FlowKey]) -> Result<Tracked, dibs_policy::Error> {
         let mut conntrack = self.kernel.conntrack()?;

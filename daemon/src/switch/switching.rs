@@ -20,7 +20,7 @@ use crate::kernel::{connections, devices};
 use crate::rulebook::rules::Rule;
 use crate::switch::listing::{check_peer, no_session, visible};
 use crate::switch::marking::MarkError;
-use crate::switch::{Daemon, listing, marking, sessions};
+use crate::switch::{Daemon, entries, listing, marking, sessions};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -51,7 +51,8 @@ pub(crate) async fn choose(
     progress: &Progress,
 ) -> anyhow::Result<Vec<Moved>> {
     let note = |more, of| progress.note(more, of);
-    let outcomes = choices::choose(daemon, lives, goal, note).await?;
+    let lives = entries::unbind(daemon, lives, goal.bump).await?;
+    let outcomes = choices::choose(daemon, &lives, goal, note).await?;
     if let Some(bump) = daemon.bumps.inside(goal.bump) {
         let is_moved = |(_, outcome): &&(Live, Chosen)| matches!(outcome, Outcome::Moved);
         let moved: Vec<&Live> = { outcomes.iter().filter(is_moved) }

@@ -20,7 +20,7 @@ const RST: u8 = 4;
 const ACK: u8 = 16;
 
 /// On the bump by now: nothing of it is heard, and both ways move.
-fn unheard(net: &Net, talk: &Talk) -> Result<()> {
+pub(super) fn unheard(net: &Net, talk: &Talk) -> Result<()> {
     talk.advance(SETTLED)?;
     let ears = net.eavesdrop()?;
     talk.advance(SETTLED)?;
@@ -28,7 +28,7 @@ fn unheard(net: &Net, talk: &Talk) -> Result<()> {
 }
 
 /// In plain by now, by the untrusted link.
-fn heard(net: &Net, talk: &Talk) -> Result<()> {
+pub(super) fn heard(net: &Net, talk: &Talk) -> Result<()> {
     talk.advance(SETTLED)?;
     let ears = net.eavesdrop()?;
     talk.advance(256 << 10)?;
@@ -499,7 +499,7 @@ fn a_narrow_device_stalls_nothing() {
 }
 
 #[test]
-fn gateways_that_masquerade_keep_what_is_on_a_bump_and_refuse_what_they_translated() {
+fn gateways_that_both_masquerade_keep_what_is_on_a_bump_and_refuse_what_both_translated() {
     isolated(|| {
         Setup::new().gateways().run(|net| {
             for node in [&net.a, &net.b] {
@@ -509,6 +509,8 @@ fn gateways_that_masquerade_keep_what_is_on_a_bump_and_refuse_what_they_translat
             let plain = net.talk_behind(7001)?;
             plain.advance(256 << 10)?;
             let said = net.a.refused(&["enable", "--dport", "7001"])?;
+            ensure!(said.contains("the peer"), "{said}");
+            let said = net.b.refused(&["enable", "--sport", "7001"])?;
             ensure!(said.contains("-A POSTROUTING -j MASQUERADE"), "{said}");
             let rule = ["rule", "add", "--dport", "7000", "--bump", "seal"];
             net.a.ctl(&rule)?;

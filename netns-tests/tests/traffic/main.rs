@@ -30,6 +30,7 @@ mod late;
 mod links;
 mod locked;
 mod many;
+mod masqueraded;
 mod members;
 mod metrics;
 mod mptcp;

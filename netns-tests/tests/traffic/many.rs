@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_netns::Process;
+use dibs_netns::{Host, Process};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
 use netns_tests::{Net, Node, Setup, isolated, isolated_alone, programs};
@@ -15,6 +15,8 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 
 const MANY: usize = 400;
+/// The same of a network behind a gateway.
+const MASQUERADED: usize = 200;
 /// More than sockets hold by the kernel's own limit.
 const EVENTS: usize = 2000;
 /// Connections that are moved at once.
@@ -51,10 +53,14 @@ struct Talks {
 
 impl Talks {
     fn start(net: &Net) -> Result<Self> {
-        let listener = net.b.host.in_ns(|| TcpListener::bind(server(7000)))?;
+        Self::between(&net.a.host, &net.b.host, MANY)
+    }
+
+    fn between(from: &Host, to: &Host, many: usize) -> Result<Self> {
+        let listener = to.in_ns(|| TcpListener::bind(server(7000)))?;
         let mut ends = Vec::new();
-        for _ in 0..MANY {
-            let near = net.a.host.in_ns(|| TcpStream::connect(server(7000)))?;
+        for _ in 0..many {
+            let near = from.in_ns(|| TcpStream::connect(server(7000)))?;
             let (far, _) = listener.accept()?;
             far.set_read_timeout(Some(SOON))?;
             near.set_read_timeout(Some(SOON))?;
@@ -142,6 +148,29 @@ fn many_connections_move_together() {
                     apart <= ROUND,
                     "the two ends of {apart} connections were apart at once"
                 );
+                for node in [&net.a, &net.b] {
+                    wait("all of them to have moved", || {
+                        sorted(node).is_ok_and(|(bumped, _)| bumped.len() == on_bump)
+                    })?;
+                }
+            }
+            talks.end()
+        })
+    });
+}
+
+/// A gateway moves the connections of its network that it masquerades.
+#[test]
+fn many_connections_of_a_masqueraded_network_move_together() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            net.a
+                .host
+                .run("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
+            let talks = Talks::between(&net.behind[0], &net.b.host, MASQUERADED)?;
+            for (change, on_bump) in [("enable", MASQUERADED), ("disable", 0)] {
+                let mut change = begin(&net.a, change)?;
+                ensure!(change.wait(SOON)?.success(), "{}", change.stderr());
                 for node in [&net.a, &net.b] {
                     wait("all of them to have moved", || {
                         sorted(node).is_ok_and(|(bumped, _)| bumped.len() == on_bump)

@@ -52,6 +52,8 @@ const CT_PORT: u32 = 11;
 const CT_ADDRESS: [u32; 2] = [19, 21];
 /// IPS_DST_NAT.
 const DESTINATION_CHANGED: u32 = 1 << 5;
+/// IPS_SRC_NAT, likewise.
+const SOURCE_CHANGED: u32 = 1 << 4;
 
 /// Where an offset counts from.
 const NETWORK: u32 = 1;
@@ -166,6 +168,11 @@ impl Expressions {
                 self.tracked(CT_STATUS).masked(changed);
                 self.tracked(CT_DIRECTION)
                     .compare(&[u8::from(*answers)], true);
+            }
+            Match::SourceChanged(is) => {
+                let value = if *is { SOURCE_CHANGED } else { 0 };
+                self.tracked(CT_STATUS)
+                    .masked(Bits::are(SOURCE_CHANGED, value));
             }
             Match::AsCalled(part) => return self.as_called(part, family),
             Match::Class(_) => {}

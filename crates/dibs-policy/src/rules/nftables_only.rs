@@ -17,7 +17,8 @@ impl List<'_> {
     /// What passes a gateway: it follows and is kept in as what is this host's own.
     pub(super) fn passing_unmarked(&self) -> Vec<Rule> {
         let remembered = |bump| self.remembered(bump, self.passed(bump));
-        let mut rules: Vec<Rule> = self.desired.bumps.iter().flat_map(remembered).collect();
+        let mut rules = self.ungiven();
+        rules.extend(self.desired.bumps.iter().flat_map(remembered));
         rules.extend(self.follow_passing());
         for bump in &self.desired.bumps {
             let came = { self.translated_ends(bump).into_iter() }
@@ -44,13 +45,32 @@ impl List<'_> {
 
     /// Connections that pass have no socket to be found by: so they are tracked, bump or no bump.
     pub(super) fn tracked(&self) -> Vec<Rule> {
-        vec![pass([Match::CtMark(Bits::are(self.mask(), 0))])]
+        let mut rules = self.ungiven();
+        rules.push(pass([Match::CtMark(Bits::are(self.mask(), 0))]));
+        rules
+    }
+
+    /// What would leave with another source than its connection has on a bump, because its entry is lost.
+    fn ungiven(&self) -> Vec<Rule> {
+        let masqueraded = Match::Among(Set::Masqueraded);
+        let near = widest(&self.desired.gateway, self.family).into_iter();
+        let given = Match::SourceChanged(false);
+        near.map(|near| stop([Match::From(near), given.clone(), masqueraded.clone()]))
+            .collect()
+    }
+
+    /// What nobody translates back, for the same reason: this host would end a connection that it has no socket of.
+    pub(super) fn unmasked(&self) -> Vec<Rule> {
+        let near = widest(&self.desired.gateway, self.family);
+        let masqueraded = { near.first() }.map(|_| stop([Match::AmongBack(Set::Masqueraded)]));
+        masqueraded.into_iter().collect()
     }
 
     /// What comes in by a bump's device makes its connection follow, or is remembered.
     pub(super) fn follow_untracked(&self) -> Vec<Rule> {
         let remembered = |bump| self.remembered(bump, self.senders(bump));
-        let mut rules: Vec<Rule> = self.desired.bumps.iter().flat_map(remembered).collect();
+        let mut rules = self.unmasked();
+        rules.extend(self.desired.bumps.iter().flat_map(remembered));
         rules.extend(self.follow());
         rules
     }
