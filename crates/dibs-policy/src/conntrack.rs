@@ -368,7 +368,7 @@ impl Events {
     }
 }
 
-/// Whether an entry was made, or was there before.
+/// Outcome of making an entry: false if it was there before.
 fn is_made(made: io::Result<()>, tuple: &FlowKey) -> Result<bool, Error> {
     let Err(error) = made else { return Ok(true) };
     let full = match error.raw_os_error() {
@@ -508,7 +508,7 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
             Attribute::CtaProtoInfo(infos) => {
                 tcp_state = tcp_state_of(infos);
                 window_scales = window_scales_of(infos);
-                // What the kernel picks up half way it takes to know selective acknowledgements.
+                // Selective acknowledgements: the kernel notes them of each connection that it picks up half way itself.
                 let flags = tcp_byte(infos, CTA_PROTOINFO_TCP_FLAGS_ORIGINAL);
                 made = flags.unwrap_or(0) & (TCP_BE_LIBERAL | TCP_SACK_PERM) == TCP_BE_LIBERAL;
             }

@@ -68,7 +68,7 @@ pub(crate) enum Match {
     Translated {
         answers: bool,
     },
-    /// Whether this host changes its connection's source.
+    /// Connection whose source this host changes; false: leaves.
     SourceChanged(bool),
     /// Addresses, ports or set that its answers have for the caller, whatever the nat table makes of them here.
     AsCalled(Box<Match>),

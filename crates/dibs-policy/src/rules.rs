@@ -365,7 +365,7 @@ impl<'a> List<'a> {
 
     /// Rules for what the networks behind this host send, and for answers to peers.
     fn entering_gateway(&self) -> Vec<Rule> {
-        // What has another source there has it for the way by which it began: only the daemon can move it.
+        // A connection with another source has it for the way by which it began: only the daemon can move it.
         let in_plain = Match::CtMark(Bits::are(self.mask(), 0));
         let near = widest(&self.desired.gateway, self.family).into_iter();
         let given = near.map(|near| {

@@ -310,7 +310,7 @@ fn name(entry: &Connection) -> Socket {
 fn is_foreign(host: &Host, entry: &Connection, pair: &FlowKey) -> bool {
     // As its answers come, if they came here untranslated.
     let is_translated = entry.reply != entry.original.reversed();
-    // What goes on in this host's name the peer knows as it sent it.
+    // The peer knows a masqueraded connection as this host sends it.
     let is_sent_on = || {
         let as_sent = entry.reply.source() == entry.original.destination();
         host.is_beyond(pair.src) && as_sent

@@ -51,7 +51,7 @@ pub(super) fn entry(
     message(Family::of(tuple.src), ConntrackMessage::New(entry))
 }
 
-/// What is known of TCP: by how many bits each end shifts its windows, unless nobody saw that, and the kernel's state.
+/// TCP part of an entry: the state, and the bits by which each end shifts its windows, as far as a SYN was seen.
 pub(super) fn tcp(window_scales: [u8; 2], state: u8) -> Vec<ProtoInfoTCP> {
     let scales = [
         CTA_PROTOINFO_TCP_WSCALE_ORIGINAL,

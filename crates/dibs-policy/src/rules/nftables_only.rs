@@ -50,7 +50,7 @@ impl List<'_> {
         rules
     }
 
-    /// What would leave with another source than its connection has on a bump, because its entry is lost.
+    /// Packets that would leave with another source than their connection has on a bump, because its entry is lost.
     fn ungiven(&self) -> Vec<Rule> {
         let masqueraded = Match::Among(Set::Masqueraded);
         let near = widest(&self.desired.gateway, self.family).into_iter();
@@ -59,7 +59,7 @@ impl List<'_> {
             .collect()
     }
 
-    /// What nobody translates back, for the same reason: this host would end a connection that it has no socket of.
+    /// Packets that nobody translates back, for the same reason: this host would end a connection that it has no socket of.
     pub(super) fn unmasked(&self) -> Vec<Rule> {
         let near = widest(&self.desired.gateway, self.family);
         let masqueraded = { near.first() }.map(|_| stop([Match::AmongBack(Set::Masqueraded)]));
