@@ -26,9 +26,11 @@ use crate::switch::{Daemon, entries, listing, marking, sessions};
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
 /// What is sent by a bump is acknowledged sooner, as a rule: a retransmission may lie between.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1200);
-/// A connection that moves no byte for as long is taken to be idle. A kernel answers numbers that are strange to it twice a second at
-/// most (`net.ipv4.tcp_invalid_ratelimit`); as a rule it answers at once, so nobody waits for this.
-const IDLE_AFTER: Duration = Duration::from_millis(700);
+/// Time after which the kernel is asked again where a connection stands. As a rule it answers at once. Strange numbers it answers
+/// twice a second at most (`net.ipv4.tcp_invalid_ratelimit`).
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(600);
+/// A connection that moves no byte for as long is taken to be idle: what the kernel answers then is compared.
+const IDLE_AFTER: Duration = Duration::from_millis(900);
 /// Time between two looks at what is acknowledged.
 const LOOK_AGAIN: Duration = Duration::from_millis(150);
 /// Words for a connection that the peer moved on before this host saw anything of it.
@@ -224,9 +226,11 @@ pub(crate) async fn unacknowledged(
     Ok(waiting.values().filter(silent).count())
 }
 
-/// Waits until those connections that have something to send are seen on the bump, both ways.
+/// Waits until connections are seen on the bump, both ways, and their numbers were compared. Idle ones are not waited for longer than
+/// [`IDLE_AFTER`].
 async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Result<()> {
     let start = tokio::time::Instant::now();
+    let mut is_asked = false;
     let mut waiting: HashMap<FlowKey, (u64, u64)> =
         lives.iter().map(|live| (live.pair, moved(live))).collect();
     while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
@@ -234,6 +238,11 @@ async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Re
         let tuples = waiting.keys().copied().collect();
         for tuple in daemon.driver.seen(bump, tuples).await? {
             waiting.remove(&tuple);
+        }
+        if start.elapsed() >= ASK_AGAIN_AFTER && !is_asked {
+            is_asked = true;
+            let mut silent = waiting.keys();
+            silent.try_for_each(|tuple| daemon.driver.solicit(bump, *tuple))?;
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
             let pairs: Vec<FlowKey> = waiting.keys().copied().collect();
@@ -383,7 +392,8 @@ async fn selected(
     Ok(matching)
 }
 
-/// Takes connections that just came to a bump back to plain if no bump can carry them.
+/// Takes connections that just came to a bump back to plain if no bump can carry them. Those that were given time to get on, and whose
+/// kernels still stand apart, are taken to be such.
 async fn take_back_renumbered(
     daemon: &Daemon,
     moved: &mut [Moved],
@@ -395,7 +405,7 @@ async fn take_back_renumbered(
     let (_, conns) = daemon.driver.conns().await?;
     let renumbered = conns
         .iter()
-        .filter(|conn| conn.renumbered && conn.bump == bump);
+        .filter(|conn| (conn.renumbered || conn.apart) && conn.bump == bump);
     let renumbered: HashSet<FlowKey> = renumbered.map(|conn| conn.tuple).collect();
     let found = moved
         .iter()

@@ -128,6 +128,36 @@ fn a_connection_that_a_router_translates_and_renumbers_is_refused_and_unharmed()
     });
 }
 
+/// A kernel that answered strange numbers a moment before says nothing for half a second, and one of sixteen connections has numbers
+/// that a long window reaches. `enable` said that such a connection had moved, and it stood still on its bump for ever.
+#[test]
+fn a_connection_through_synproxy_on_a_router_goes_on_in_plain() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            synproxy(&net.router, 7000)?;
+            net.router.shell("nft flush table ip fw")?;
+            let mut refused = 0;
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")].repeat(3) {
+                let mut conn = net.connect(7000)?;
+                exchange(&mut conn, FEW)?;
+                // What is at rest, and says nothing a second time, is found as soon as it sends.
+                for _ in 0..2 {
+                    if let Ok(said) = node.refused(&["enable", end, "7000"]) {
+                        ensure!(said.contains("changes TCP's sequence numbers"), "{said}");
+                        refused += 1;
+                    }
+                    exchange(&mut conn, FEW)?;
+                    for node in [&net.a, &net.b] {
+                        node.wait_bump(7000, "plain")?;
+                    }
+                }
+            }
+            ensure!(refused > 6, "{refused} of 12 were refused");
+            Ok(())
+        })
+    });
+}
+
 /// Both daemons find the connections in plain as they start, and each has a rule for them: for one bump, or for one of its own. Neither
 /// host follows the other one to plain for its rule, unless it has seen as well that no bump carries the connection.
 #[test]

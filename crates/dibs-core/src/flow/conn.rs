@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::ack_floor::AckFloor;
 use super::echo_filter::EchoFilter;
 use super::inject::Template;
+use super::numbers::{Compared, Numbers};
 use super::queue::Queue;
 use super::schedule::FlowSchedule;
 use super::window_clamp::WindowClamp;
@@ -27,9 +28,6 @@ use crate::time::Time;
 
 /// Sets of shares that open a flow whose acknowledgements are counted: those that one flight has.
 const MAX_OPENING: usize = 256;
-
-/// Distance of two numbers of one stream that no window reaches: kernels that are further apart do not speak of the same bytes.
-const MOST_APART: i64 = 1 << 27;
 
 /// How often a peer is told of the same broken epoch.
 const REPORT_SPACING: Duration = Duration::from_millis(20);
@@ -291,20 +289,6 @@ impl Decoders for IncomingDecoders<'_> {
     }
 }
 
-/// Numbers of both kernels since a connection came to a bump, until it is idle and they were seen to fit.
-#[derive(Clone, Copy, Debug, Default)]
-struct Numbers {
-    acked: Option<SeqNumber>,
-    sent_end: Option<SeqNumber>,
-    /// Bump by which those two were said.
-    sent_by: Option<BumpId>,
-    peers_seq: Option<SeqNumber>,
-    peers_ack: Option<SeqNumber>,
-    differ: bool,
-    /// They were compared, and are not compared again.
-    over: bool,
-}
-
 /// One connection in one bump.
 pub struct Conn {
     /// Key of the ends, which it has on every bump.
@@ -469,37 +453,49 @@ impl Conn {
 
     /// True if the two kernels do not count the same bytes alike, because something on the ordinary route changes TCP's numbers.
     pub fn is_renumbered(&self) -> bool {
-        self.numbers.as_ref().is_some_and(|numbers| numbers.differ)
+        self.numbers
+            .as_ref()
+            .is_some_and(|numbers| numbers.differ())
+    }
+
+    /// True if the numbers of the two kernels do not fit, and the connection does not get on, as far as that is known.
+    pub fn is_apart(&self) -> bool {
+        { self.numbers.as_ref() }.is_some_and(|numbers| numbers.is_apart())
+    }
+
+    /// True if the local kernel could take data for other bytes than it is, because the peer's may count otherwise.
+    pub fn may_be_strange(&self) -> bool {
+        { self.numbers.as_ref() }.is_some_and(|numbers| numbers.may_be_strange())
     }
 
     /// True if both kernels' numbers were compared, or need not be.
     pub fn is_compared(&self) -> bool {
-        self.numbers.as_ref().is_none_or(|numbers| numbers.over)
+        { self.numbers.as_ref() }.is_none_or(|numbers| numbers.is_compared())
     }
 
     /// A reset came or went: a connection that begins with the same ends has other numbers, and a kernel that knows nothing of it answers
     /// with numbers of its own.
     fn forget_numbers(&mut self) {
         if let Some(numbers) = &mut self.numbers {
-            let differ = numbers.differ;
-            **numbers = Numbers {
-                differ,
-                ..Numbers::default()
-            };
+            numbers.forget();
         }
     }
 
-    /// Notes the numbers of a segment of the peer's kernel, and compares as [`compare`](Self::compare) does.
-    pub fn compare_with(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>) -> bool {
+    /// Notes the numbers of a segment of the peer's kernel with data or without, and compares as [`compare`](Self::compare) does.
+    pub fn compare_with(
+        &mut self,
+        now: Time,
+        (seq, tcp): (SeqNumber, &TcpFields<'_>),
+        is_data: bool,
+    ) -> Compared {
         if tcp.flags & flags::RST != 0 {
             self.forget_numbers();
-            return false;
+            return Compared::Open;
         }
         if let Some(numbers) = &mut self.numbers {
-            let ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
-            (numbers.peers_seq, numbers.peers_ack) = (Some(seq), ack);
+            numbers.note_peers(seq, tcp, is_data);
         }
-        self.compare()
+        self.compare(now, Some(self.bump))
     }
 
     /// The bump that the local kernel sends it by.
@@ -508,27 +504,9 @@ impl Conn {
         by.unwrap_or(self.bump)
     }
 
-    /// Compares where both kernels stand, as far as that is known. True if it [differs](Self::is_renumbered), which is said once.
-    pub fn compare(&mut self) -> bool {
-        let known = self.numbers.as_deref_mut();
-        let Some(known) = known.filter(|known| !known.over) else {
-            return false;
-        };
-        let pairs = [
-            (known.acked, known.peers_seq),
-            (known.sent_end, known.peers_ack),
-        ];
-        let apart = pairs.map(|(ours, theirs)| {
-            let distance = i64::from(ours?.distance_from(theirs?));
-            Some(distance.abs() > MOST_APART)
-        });
-        let differ = apart.contains(&Some(true));
-        if apart == [Some(false); 2] {
-            (known.differ, known.over) = (false, true);
-        } else if differ {
-            (known.differ, known.over) = (true, true);
-        }
-        differ
+    /// Compares where both kernels stand after a word of the local kernel, or of the peer's `by` a bump.
+    pub fn compare(&mut self, now: Time, by: Option<BumpId>) -> Compared {
+        { self.numbers.as_mut() }.map_or(Compared::Open, |numbers| numbers.compare(now, by))
     }
 
     /// The local kernel has what lies in front of `ack`.
@@ -582,9 +560,7 @@ impl Conn {
         // Without resets, as in `compare_with`.
         let numbers = { self.numbers.as_mut() }.filter(|_| !segment.has(flags::RST));
         numbers.is_some_and(|numbers| {
-            numbers.acked = segment.has(flags::ACK).then_some(segment.ack);
-            numbers.sent_end = Some(end_of(segment));
-            numbers.sent_by = Some(by);
+            numbers.note_local(segment, end_of(segment), by);
             true
         })
     }
@@ -606,7 +582,7 @@ impl Conn {
     pub fn shrink(&mut self, now: Time) {
         self.out.queue.shrink(now);
         self.numbers
-            .take_if(|numbers| numbers.over && !numbers.differ);
+            .take_if(|numbers| numbers.is_over() && !numbers.differ());
         if let Some(inc) = &mut self.inc {
             inc.stream.shrink();
         }

@@ -5,6 +5,7 @@ pub mod conn;
 pub mod dropped;
 pub mod echo_filter;
 pub mod inject;
+pub mod numbers;
 pub mod queue;
 pub mod schedule;
 pub mod tsval_floor;

@@ -22,6 +22,7 @@ use super::shared::{Setup, Shared};
 use crate::buffer::Buffer;
 use crate::chunk::Content;
 use crate::counters::Counter;
+use crate::flow::numbers::Compared;
 use crate::in_flight::InFlight;
 use crate::path::AckFrame;
 use crate::path_index::PathIndex;
@@ -118,7 +119,7 @@ impl Peer {
             receiver.on_local_ack(&mut cx, key, segment.ack);
         }
         let conn = self.flows.note_sent(key, segment);
-        if conn.compare() {
+        if conn.compare(now, None) == Compared::Differ {
             let tuple = segment.tuple;
             { &mut shared.journal.events }.push(Event::Renumbered { bump, tuple });
         }

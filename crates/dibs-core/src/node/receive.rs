@@ -253,7 +253,10 @@ impl Receiver {
         self.reassembly.expire(cx.now, &mut cx.shared.journal);
         self.shares.expire(cx.now, &mut cx.shared.journal);
         while let Some(&(key, _)) = { self.held_starts.iter() }.find(|(_, t)| *t <= cx.now) {
-            self.release_start(cx, key);
+            match cx.flows.get(key).is_some_and(Conn::may_be_strange) {
+                true => self.hold_start(cx.now, key, false),
+                false => self.release_start(cx, key),
+            }
         }
         if cx.now >= self.sweep_at {
             self.silent.expire(cx.now);

@@ -97,6 +97,8 @@ pub struct ConnSnapshot {
     pub given: Option<SeqNumber>,
     /// The two kernels do not count the same bytes alike, since something on the ordinary route changes TCP's numbers.
     pub renumbered: bool,
+    /// Their numbers do not fit, and the connection does not get on: it is at rest, or it is renumbered.
+    pub apart: bool,
     /// Counters.
     pub stats: ConnStats,
     /// Payload bytes by local path.
@@ -173,6 +175,7 @@ impl Node {
                     entered: peer.flows.entered(conn),
                     given: conn.given(),
                     renumbered: conn.is_renumbered(),
+                    apart: conn.is_apart(),
                     stats: conn.stats,
                     by_path: conn.by_path.clone(),
                 })

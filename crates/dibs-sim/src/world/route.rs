@@ -18,8 +18,8 @@ use crate::offload;
 const PLAIN_SEEN: usize = 64;
 /// Bytes that an acknowledgement may be behind (Linux, MAXACKWINDOW).
 const MOST_BEHIND: u32 = 66_000;
-/// Least bytes by which a firewall moves numbers. Those that it moves by less than a window could be are not known to be moved.
-const LEAST_MOVED: u32 = 1 << 28;
+/// Least bytes by which a firewall moves numbers: those that it moves by less are taken to be what is under way.
+const LEAST_MOVED: u32 = 1 << 17;
 /// Difference between a port and the one that a router gives a connection; rules take both for the same.
 const PORTS: u16 = 20_000;
 
@@ -238,9 +238,24 @@ impl PlainRoute {
         }
         if s.flags & (flags::SYN | flags::ACK) == flags::SYN {
             let dice = mix(u64::from(s.seq.raw()) ^ u64::from(pair.sport) << 32);
-            let far = |dice: u32| dice % (u32::MAX - 2 * LEAST_MOVED) + LEAST_MOVED;
-            self.offsets
-                .insert(*pair, [far(dice as u32), far((dice >> 32) as u32)]);
+            // Up or down, and as often within a long window as far beyond it.
+            let far = |dice: u32| {
+                let least = LEAST_MOVED << (dice % 14);
+                let offset = least + (dice >> 5) % least;
+                if dice & 16 == 0 {
+                    offset
+                } else {
+                    offset.wrapping_neg()
+                }
+            };
+            let both = [far(dice as u32), far((dice >> 32) as u32)];
+            // A proxy that answers in place of the server moves one direction.
+            let moved = match dice >> 62 {
+                0 => [both[0], 0],
+                1 => [0, both[1]],
+                _ => both,
+            };
+            self.offsets.insert(*pair, moved);
         }
         let known = self.offsets.get(pair).copied();
         known.or(self.between.adopts.then_some([0; 2]))

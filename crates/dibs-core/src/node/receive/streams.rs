@@ -1,24 +1,28 @@
 //! Chunks and empty segments, and the flows that they belong to.
 
+use dibs_wire::SeqNumber;
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, Chunk, EmptySegment, FlowId, Frame, Open};
-use dibs_wire::packet::flags;
+use dibs_wire::frame::{self, Chunk, EmptySegment, FlowId, Frame, Open, TcpFields};
+use dibs_wire::packet::{FlowKey, flags};
 use smallvec::SmallVec;
 
 use super::sink::incoming;
 use super::{ReceiveCx, Receiver};
 use crate::counters::Counter;
 use crate::flow::ack_floor::AckFloor;
-use crate::flow::conn::Incoming;
+use crate::flow::conn::{Conn, Incoming};
 use crate::flow::echo_filter;
+use crate::flow::numbers::Compared;
 use crate::node::hosts::begins;
 use crate::node::names;
 use crate::node::notice::Event;
 use crate::node::protection::Protection;
-use crate::node::shared::Journal;
+use crate::node::shared::{Journal, Shared};
+use crate::node::solicit;
 use crate::path_index::PathIndex;
 use crate::slab::Key;
 use crate::stream::rx::{ChunkOutcome, Piece, RxStream};
+use crate::time::Time;
 
 /// Bytes of notices that wait to be sent, at most.
 const MAX_NOTICES: usize = 512;
@@ -134,9 +138,8 @@ impl Receiver {
         conn.last_seen = cx.now;
         conn.by_path.entry(path).received += bytes.len() as u64;
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
-        if base.is_some_and(|seq| conn.compare_with(seq, &chunk.tcp)) {
-            let bump = conn.sent_by();
-            { &mut cx.shared.journal.events }.push(Event::Renumbered { bump, tuple });
+        if let Some(seq) = base {
+            compare(cx.now, cx.shared, (conn, tuple), (seq, &chunk.tcp), true);
         }
         let piece = Piece {
             solo: chunk.solo,
@@ -222,10 +225,7 @@ impl Receiver {
             conn.skip_comparison();
         }
         let bump = conn.bump;
-        if conn.compare_with(segment.seq, &tcp) {
-            let bump = conn.sent_by();
-            { &mut cx.shared.journal.events }.push(Event::Renumbered { bump, tuple });
-        }
+        compare(cx.now, cx.shared, (conn, tuple), (segment.seq, &tcp), false);
         let inc = conn
             .inc
             .as_mut()
@@ -264,5 +264,24 @@ impl Receiver {
         } else {
             journal.count(Counter::NoticeDropped);
         }
+    }
+}
+
+/// Compares what a segment of the peer's kernel, with data or without, says with what the local one said, which is asked if it said
+/// nothing.
+fn compare(
+    now: Time,
+    shared: &mut Shared,
+    (conn, tuple): (&mut Conn, FlowKey),
+    segment: (SeqNumber, &TcpFields<'_>),
+    is_data: bool,
+) {
+    match conn.compare_with(now, segment, is_data) {
+        Compared::Open => {}
+        Compared::Differ => {
+            let bump = conn.sent_by();
+            { &mut shared.journal.events }.push(Event::Renumbered { bump, tuple });
+        }
+        Compared::Ask => solicit::solicit(shared, conn.bump, tuple, Some(conn)),
     }
 }

@@ -221,6 +221,7 @@ fn bare_data_comes_only_from_where_the_peer_is_and_moves_no_endpoint() {
 #[test]
 fn tampered_data_is_counted_and_never_handed_on() {
     let (mut pair, heard) = swallowed();
+    pair.send_ack(1, 1);
     let before = pair.injected[1].len();
     for datagram in &heard {
         let mut tampered = datagram.clone();

@@ -15,6 +15,7 @@ fn count(pair: &Pair, counter: Counter) -> u64 {
 fn with_a_queue(data: &[u8]) -> Pair {
     let mut pair = Pair::by_one_path(Duration::from_millis(50));
     let now = pair.now;
+    pair.send_ack(1, 1);
     pair.send(0, 1, data, 0, 0);
     while count(&pair, Counter::CodelDropped) == 0 {
         assert!(pair.now.since(now) < Duration::from_secs(1), "no queue");

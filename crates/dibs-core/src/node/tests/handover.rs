@@ -185,3 +185,24 @@ fn numbers_that_something_in_plain_changes_are_told_at_both_ends() {
         }
     }
 }
+
+/// A kernel answers strange numbers twice a second at most, and may have answered others just before the connection came here.
+#[test]
+fn a_kernel_that_said_nothing_is_asked_once_the_peers_goes_on() {
+    let mut pair = Pair::connected();
+    let asked = |pair: &Pair| {
+        let given = pair.received(1);
+        given.iter().filter(|of| of.1.is_empty()).count()
+    };
+    for (wait, expected) in [(200, 0), (400, 0), (800, 2), (100, 4), (1600, 4)] {
+        pair.send(0, 1001, &text(1000), 0, 1);
+        pair.run(Duration::from_millis(10));
+        assert_eq!(asked(&pair), expected, "before {wait} ms");
+        pair.run(Duration::from_millis(wait - 10));
+    }
+    // What it says at last is strange, and both ends know it.
+    pair.send_ack(1, 1 << 30);
+    pair.run(Duration::from_millis(10));
+    let said = |host: usize| pair.nodes[host].conns()[0].renumbered;
+    assert_eq!([said(0), said(1)], [true; 2]);
+}

@@ -221,6 +221,7 @@ fn a_peer_numbers_only_its_own_paths() {
 #[test]
 fn what_comes_much_later_changes_nothing_and_is_counted() {
     let mut pair = Pair::connected();
+    pair.send_ack(1, 1);
     let heard = recorder(&mut pair, false);
     let data = text(200_000);
     for (i, part) in data.chunks(20_000).enumerate() {

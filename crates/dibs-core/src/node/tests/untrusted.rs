@@ -106,6 +106,7 @@ fn half_an_hour_without_the_trusted_path_is_no_pause() {
         pair.send(0, 1 + sent, &[step as u8; 1000], 0, step);
         sent += 1000;
         pair.run(SECOND);
+        pair.send_ack(1, 1 + sent);
         let came = pair.stream(1);
         assert_eq!(came, [step as u8; 1000], "in second {step}");
     }

@@ -1,0 +1,248 @@
+//! Comparison of the numbers by which the two kernels know the bytes of a connection that came from plain. Some firewalls and
+//! proxies change them on the way, and a bump carries what the kernels say unchanged: each kernel would drop it as strange.
+//!
+//! A connection at rest has the same numbers at both ends. One that sends is ahead of what the other end has, so a distance that a
+//! window reaches decides nothing by itself. It does once a kernel was given data for a while, the peer's kernel still speaks, and
+//! neither has got on.
+
+use std::mem;
+use std::time::Duration;
+
+use dibs_settings::BumpId;
+use dibs_wire::SeqNumber;
+use dibs_wire::frame::TcpFields;
+use dibs_wire::packet::{Segment, flags};
+
+use crate::time::Time;
+
+/// Distance that no window reaches: kernels that are further apart do not speak of the same bytes.
+const MOST_APART: u32 = 1 << 27;
+/// Distance at which numbers are taken to be those of one stream. A firewall that draws its offset comes as near once in 2^15.
+const NEAR: u32 = 1 << 16;
+/// Time in which a kernel takes what it is given, and after which one that said nothing is asked. It answers strange numbers twice a
+/// second at most (`net.ipv4.tcp_invalid_ratelimit`).
+const PATIENCE: Duration = Duration::from_millis(550);
+
+/// Result of a [comparison](Numbers::compare).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// Nothing new.
+    Open,
+    /// The kernels do not count the same bytes alike. Said once.
+    Differ,
+    /// The local kernel said nothing while the peer's spoke: it is to be asked.
+    Ask,
+}
+
+/// Numbers of both kernels since a connection came to a bump.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Numbers {
+    acked: Option<SeqNumber>,
+    sent_end: Option<SeqNumber>,
+    /// Bump by which those two were said.
+    pub sent_by: Option<BumpId>,
+    peers_seq: Option<SeqNumber>,
+    peers_ack: Option<SeqNumber>,
+    /// Data has just been sent: by the peer's kernel, by the local one.
+    is_data: [bool; 2],
+    /// Moments at which the local kernel, and the peer's, were given data first since one of them got on.
+    given: [Option<Time>; 2],
+    /// Moment at which the peer's kernel spoke first since then, while the local one was silent.
+    unanswered: Option<Time>,
+    /// Highest acknowledgements of both kernels, and number of the peer's.
+    had: [Option<SeqNumber>; 3],
+    /// Directions that were seen to fit: to the local kernel, and from it.
+    fit: [bool; 2],
+    /// Both kernels spoke, and one of them had more than before.
+    got_on: bool,
+    /// Both kernels spoke, and a direction is not seen to fit.
+    apart: bool,
+    differ: bool,
+    /// They were compared, and are not compared again.
+    over: bool,
+}
+
+impl Numbers {
+    /// True if the kernels were seen to count differently.
+    pub const fn differ(&self) -> bool {
+        self.differ
+    }
+
+    /// True if nothing is left to be compared.
+    pub const fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// True if the numbers were seen to fit, or to differ, or the connection gets on.
+    pub const fn is_compared(&self) -> bool {
+        self.over || self.got_on
+    }
+
+    /// True if what the peer's kernel sends was not seen to fit what the local one has: it could lie in its window by chance.
+    pub const fn may_be_strange(&self) -> bool {
+        self.differ || !(self.over || self.fit[0])
+    }
+
+    /// True if the numbers do not fit, and the connection does not get on, so that it is at rest or its numbers differ.
+    pub const fn is_apart(&self) -> bool {
+        self.apart && !self.is_compared()
+    }
+
+    /// Forgets everything but whether they differed: they are compared anew.
+    pub fn forget(&mut self) {
+        *self = Self {
+            differ: self.differ,
+            ..Self::default()
+        };
+    }
+
+    /// Notes where the local kernel stands, which sends `by` this bump or another one.
+    pub fn note_local(&mut self, segment: &Segment<'_>, end: SeqNumber, by: BumpId) {
+        self.acked = segment.has(flags::ACK).then_some(segment.ack);
+        self.sent_end = Some(end);
+        self.sent_by = Some(by);
+        self.is_data[1] |= !segment.payload.is_empty();
+    }
+
+    /// Notes where the peer's kernel stands, by a segment with data or without.
+    pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, is_data: bool) {
+        self.peers_seq = Some(seq);
+        self.is_data[0] |= is_data;
+        self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
+    }
+
+    /// Compares where both kernels stand, as far as that is known, after a word of the local kernel, or of the peer's `by` a bump.
+    pub fn compare(&mut self, now: Time, by: Option<BumpId>) -> Compared {
+        if self.over {
+            return Compared::Open;
+        }
+        let apart = [
+            (self.acked, self.peers_seq),
+            (self.sent_end, self.peers_ack),
+        ]
+        .map(|(ours, theirs)| Some(ours?.distance_from(theirs?).unsigned_abs()));
+        for (fit, apart) in self.fit.iter_mut().zip(apart) {
+            *fit |= apart.is_some_and(|apart| apart <= NEAR);
+        }
+        self.note_progress(now);
+        // What is late on a bump that the connection has left says nothing.
+        let is_here = by.is_some_and(|by| self.sent_by.is_none_or(|sent_by| sent_by == by));
+        let ignored =
+            { self.given }.map(|at| is_here && at.is_some_and(|at| now.since(at) >= PATIENCE));
+        let fit = self.fit;
+        let is_further = |least: u32| {
+            let mut undecided = fit.iter().zip(apart).filter(|(fit, _)| !**fit);
+            undecided.any(|(_, apart)| apart.is_some_and(|apart| apart > least))
+        };
+        self.apart = is_further(NEAR);
+        if self.apart && ignored.contains(&true) || is_further(MOST_APART) {
+            (self.differ, self.over) = (true, true);
+            return Compared::Differ;
+        }
+        if self.fit == [true; 2] {
+            (self.differ, self.over) = (false, true);
+        }
+        if by.is_some() && self.sent_by.is_none() {
+            let since = *self.unanswered.get_or_insert(now);
+            if now.since(since) >= PATIENCE {
+                self.unanswered = Some(now);
+                return Compared::Ask;
+            }
+        }
+        Compared::Open
+    }
+
+    /// Notes whether either kernel got on, and what it was given since.
+    fn note_progress(&mut self, now: Time) {
+        let latest = [self.acked, self.peers_ack, self.peers_seq];
+        for (of, (had, latest)) in self.had.iter_mut().zip(latest).enumerate() {
+            let before = *had;
+            if latest.is_some_and(|it| before.is_none_or(|before| it.is_after(before))) {
+                *had = latest;
+                (self.given, self.unanswered) = ([None; 2], None);
+                self.got_on |= of < 2 && before.is_some();
+            }
+        }
+        for (given, is_data) in self.given.iter_mut().zip(mem::take(&mut self.is_data)) {
+            if is_data {
+                given.get_or_insert(now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares after a word of the peer's kernel, with data or without, which stands at `seq` and `ack`; the local kernel stands at
+    /// `acked` and `sent_end`.
+    fn hear(
+        numbers: &mut Numbers,
+        now: Time,
+        local: [u32; 2],
+        peers: [u32; 2],
+        is_data: [bool; 2],
+    ) -> Compared {
+        let [[acked, sent_end], [seq, ack]] = [local, peers].map(|of| of.map(SeqNumber::new));
+        (numbers.acked, numbers.sent_end) = (Some(acked), Some(sent_end));
+        (numbers.peers_seq, numbers.peers_ack) = (Some(seq), Some(ack));
+        (numbers.sent_by, numbers.is_data) = (BumpId::new(1), is_data);
+        numbers.compare(now, BumpId::new(1))
+    }
+
+    #[test]
+    fn kernels_that_do_not_take_what_they_are_given_differ() {
+        let at = |ms| Time::ZERO + Duration::from_millis(ms);
+        // Less than a long window, of one direction or the other, of which either end has data.
+        for offset in [1 << 17, (1 << 26) + 5, (1u32 << 26).wrapping_neg()] {
+            for (peers, is_data) in [
+                ([1000 + offset, 500], [true, false]),
+                ([1000, 500 + offset], [true, false]),
+                ([1000, 500 + offset], [false, true]),
+            ] {
+                let mut numbers = Numbers::default();
+                let mut hear = |ms, is_data| {
+                    let compared = hear(&mut numbers, at(ms), [1000, 500], peers, is_data);
+                    (compared, numbers.is_compared())
+                };
+                // At rest nothing is known, however long it is.
+                for ms in [0, 900] {
+                    assert_eq!(hear(ms, [false; 2]), (Compared::Open, false), "{offset}");
+                }
+                for ms in [2000, 2200, 2540] {
+                    assert_eq!(hear(ms, is_data), (Compared::Open, false), "{offset}");
+                }
+                assert_eq!(hear(2550, is_data), (Compared::Differ, true));
+                assert_eq!(hear(2551, is_data), (Compared::Open, true));
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_gets_on_is_not_taken_for_a_renumbered_one() {
+        // 3 MB are under way from here, and are acknowledged now and then. At last it rests.
+        let mut numbers = Numbers::default();
+        let mut now = Time::ZERO;
+        for step in 0..20 {
+            let acked = 500 + step * 1_000_000;
+            let local = [1000, acked + 3_000_000];
+            let compared = hear(&mut numbers, now, local, [1000, acked], [true; 2]);
+            assert_eq!(compared, Compared::Open);
+            assert_eq!(
+                (numbers.is_compared(), numbers.is_over()),
+                (step > 0, false)
+            );
+            now = now + PATIENCE - Duration::from_millis(1);
+        }
+        let rests = [1000, 5];
+        let compared = hear(&mut numbers, now, rests, rests, [false; 2]);
+        assert_eq!(compared, Compared::Open);
+        assert!(numbers.is_over() && !numbers.differ());
+        // It is compared anew after a reset, or where it comes back.
+        numbers.forget();
+        let far = [1000, 5 + (1 << 28)];
+        let compared = hear(&mut numbers, now, rests, far, [false; 2]);
+        assert_eq!(compared, Compared::Differ);
+    }
+}
