@@ -26,8 +26,9 @@ use crate::time::Time;
 
 /// Silence is waited for no longer, beside two round trips.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(100);
-/// The window opens by itself when that has passed so often again: the other end takes as long, and both are to be silent at once.
-const HELD: u32 = 3;
+/// The window opens by itself when that has passed so often again. Both ends are to be silent at once, and each waits as long for that,
+/// and thrice as long for routers to hear of all that went by the bump.
+const HELD: u32 = 8;
 /// Bytes of a kernel whose window has closed have come here after so long.
 const SILENCE: Duration = Duration::from_millis(2);
 /// What was sent as long ago, beside the paths' difference, is not overtaken, acknowledged or not.

@@ -123,7 +123,7 @@ fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
         window_of(pair.injected[0].last().unwrap()),
         (SeqNumber::new(100_001), 0)
     );
-    pair.run(Duration::from_millis(500));
+    pair.run(Duration::from_millis(1000));
     assert_eq!(
         window_of(pair.injected[0].last().unwrap()),
         (SeqNumber::new(100_001), WINDOW)
