@@ -77,23 +77,24 @@ pub struct WireStats {
     pub overruns: u64,
 }
 
-/// The processor on which emulated links run: the last that is ours. A veth hands packets to the processor that
+/// One of our processors, counted from the last, on which emulated links run. A veth hands packets to the processor that
 /// sends, and what waits on one that is busy would be overtaken by what comes from another.
-fn processor() -> usize {
+fn processor(number: usize) -> usize {
     let ours = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
     let is_ours = |&n: &usize| ours.is_set(n).unwrap_or(false);
-    (0..CpuSet::count()).rev().find(is_ours).unwrap_or(0)
+    let ours = Vec::from_iter((0..CpuSet::count()).rev().filter(is_ours));
+    ours.get(number % ours.len().max(1)).copied().unwrap_or(0)
 }
 
-/// Has what comes by an interface of the emulator's namespace received there, in the order of sending, whichever
+/// Has what comes by an interface received on this one of our processors, in the order of sending, whichever
 /// processor sends (receive packet steering). It takes the host's own root: others get links that reorder.
-pub(crate) fn receive_on_its_processor(middle: &Host, name: &str) {
-    let n = processor();
+pub(crate) fn receive_in_order(host: &Host, name: &str, number: usize) {
+    let n = processor(number);
     // Groups of 32, the highest first.
     let mask = format!("{:x}{}", 1u32 << (n % 32), ",00000000".repeat(n / 32));
     let file = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
     let line = format!("mount -t sysfs none /sys && echo {mask} > {file}");
-    let _ = middle.shell(&format!("unshare -m sh -c '{line}'"));
+    let _ = host.shell(&format!("unshare -m sh -c '{line}'"));
 }
 
 /// A running emulator.
@@ -142,7 +143,7 @@ impl Wire {
             // It is the network, which runs before all programs. Users other than root have it run as one of them.
             let _ = dibs_io::set_niceness(0, -20);
             let mut one = CpuSet::new();
-            if one.set(processor()).is_ok() {
+            if one.set(processor(0)).is_ok() {
                 let _ = sched_setaffinity(Pid::from_raw(0), &one);
             }
             worker.carry(rings, start, seed, &stopped)

@@ -103,7 +103,7 @@ impl Link {
                 for (name, (host, interface, _)) in names.iter().zip(&spec.ends) {
                     veth::add((host, interface), (&middle, name), mtu)?;
                     middle.run(&format!("ip link set {name} arp off up"))?;
-                    emulated_link::receive_on_its_processor(&middle, name);
+                    emulated_link::receive_in_order(&middle, name, 0);
                     // Segmentation then happens on the host, before the packet leaves it.
                     host.run(&format!(
                         "ethtool -K {interface} tso off tx-udp-segmentation off \
@@ -120,6 +120,9 @@ impl Link {
             }
             _ => {
                 veth::add((host_a, if_a), (host_b, if_b), mtu)?;
+                for (host, interface, _) in &spec.ends {
+                    emulated_link::receive_in_order(host, interface, number as usize);
+                }
                 None
             }
         };

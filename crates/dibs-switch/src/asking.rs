@@ -12,7 +12,7 @@ use crate::table::{Conn, ConnTable};
 /// The switch of one connection, of which its peer is asked for its part.
 ///
 /// [`next`](Self::next) says what is to be done, and a `handle_*` what came of that, until it is
-/// [done](Step::Done). If the kernel here sends, this host leaves first, when the peer has said that it would follow.
+/// [done](Step::Done). If its bump carries something of it, this host leaves first, when the peer has said that it would follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiation {
     conn: Meant,
@@ -41,7 +41,7 @@ pub struct Negotiation {
 enum Phase {
     /// It may be locked to where it is.
     Locked,
-    /// Nobody has looked yet whether the kernel here sends.
+    /// Nobody has looked yet whether its bump carries something of it.
     Unlocked,
     /// The peer is asked for its part; only whether it would follow, if `ready`. `again`: it knew of a later
     /// choice.
@@ -66,7 +66,7 @@ enum Phase {
 pub enum Step {
     /// What is locked to where it is and is about to leave is to be unlocked.
     Unlock,
-    /// Whether the kernel here sends by a bump that it leaves is to be [looked at](Negotiation::handle_look).
+    /// Whether a bump that it leaves carries anything of it now is to be [looked at](Negotiation::handle_look).
     Look,
     /// The choices are to be [saved](Negotiation::handle_saved).
     Save,
@@ -182,9 +182,9 @@ impl Negotiation {
         };
     }
 
-    /// Takes what a look at the kernel showed: `sends` if bytes that it sent by the bump are under way.
-    pub fn handle_look(&mut self, sends: bool) {
-        let (ready, again) = (sends, false);
+    /// Takes what a look showed: true if the bump that it leaves carries something of it.
+    pub fn handle_look(&mut self, is_active: bool) {
+        let (ready, again) = (is_active, false);
         self.phase = Phase::Asking { ready, again };
     }
 

@@ -351,8 +351,8 @@ pub trait Machine {
         &self,
         known: Option<Vec<FlowKey>>,
     ) -> Result<(Vec<(FlowKey, bool)>, Tracked), Self::Fault>;
-    /// Connections of these whose kernels here send by a bump now.
-    async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
+    /// Connections of these that a bump carries something of now, either way.
+    async fn active(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
 
     /// Reasons why connections cannot go where a user wants them, as far as this host knows, or finds out before it asks
     /// the peer for its part. Plain has to be seen to carry what goes there.

@@ -36,8 +36,8 @@ use crate::switch::{
     Daemon, State, Task, entries, knocking, marking, paths, sessions, steering, switching,
 };
 
-/// A connection whose kernel has sent no byte for as long sends nothing now.
-const SENDS_WITHIN: Duration = Duration::from_millis(200);
+/// A connection that nothing was seen of for as long is idle.
+const ACTIVE_WITHIN: Duration = Duration::from_millis(200);
 
 impl engine::Live for Live {
     fn meant(&self) -> Meant {
@@ -257,14 +257,13 @@ impl Machine for Daemon {
         Ok((lives, tracked))
     }
 
-    async fn sending(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {
+    async fn active(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {
         // Without the data path nothing is under way.
         let Ok((now, conns)) = self.driver.conns().await else {
             return BTreeSet::new();
         };
-        let sends = |spoke| now.since(spoke) < SENDS_WITHIN;
-        let sending = conns.iter().filter(|conn| conn.spoke.is_some_and(sends));
-        sending.map(|conn| conn.tuple).collect()
+        let active = { conns.iter() }.filter(|conn| now.since(conn.last_seen) < ACTIVE_WITHIN);
+        active.map(|conn| conn.tuple).collect()
     }
 
     async fn refused(

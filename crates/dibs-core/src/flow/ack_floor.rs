@@ -54,6 +54,19 @@ impl AckFloor {
         self.0.map(|given| given.ack)
     }
 
+    /// The same once more, without time stamps.
+    pub fn again(self) -> Option<TcpFields<'static>> {
+        self.0.map(|given| TcpFields {
+            flags: flags::ACK,
+            window: given.window,
+            ack: given.ack,
+            timestamps: None,
+            meta: None,
+            options: None,
+            urgent: None,
+        })
+    }
+
     /// Brings the fields of bytes that lie behind up to it, so that they say nothing new. `scratch` takes the changed options.
     pub fn raise<'a>(self, tcp: &mut TcpFields<'a>, scratch: &'a mut SmallVec<[u8; 64]>) {
         if let Some(given) = self.0 {

@@ -309,8 +309,6 @@ pub struct Conn {
     numbers: Option<Box<Numbers>>,
     /// The local kernel is kept from sending more.
     pub clamp: Option<Box<WindowClamp>>,
-    /// When the local kernel last sent a byte.
-    pub spoke: Option<Time>,
     /// The latest TSval that the local kernel sent.
     tsval: Option<u32>,
     /// There was an outage, and what comes may be from before.
@@ -349,7 +347,6 @@ impl Conn {
             window: 0,
             numbers: Some(Box::default()),
             clamp: None,
-            spoke: None,
             tsval: None,
             echo_filter: None,
             last_seen: now,
@@ -416,9 +413,8 @@ impl Conn {
     }
 
     /// The local kernel sent so many bytes.
-    pub const fn note_payload(&mut self, now: Time, len: usize) {
+    pub const fn note_payload(&mut self, len: usize) {
         self.stats.bytes_sent += len as u64;
-        self.spoke = Some(now);
     }
 
     /// The frame that tells the peer that an epoch cannot be restored, unless it was told just before.

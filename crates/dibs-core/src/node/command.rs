@@ -223,7 +223,7 @@ impl Node {
             Some(key) => {
                 let (paths, flows) = (&peer.paths, &mut peer.flows);
                 let handover = &mut peer.handover;
-                handover.begin(now, &shared.setup, paths, flows, (key, window_scale));
+                handover.begin(now, shared, paths, flows, (key, window_scale));
             }
             None => {
                 let peer = peer.id.index();

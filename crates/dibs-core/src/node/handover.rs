@@ -4,18 +4,20 @@
 //! ones, and TCP takes those for lost. Into the bump: the receiver holds the start of the chain back
 //! until its kernel has what went before in plain ([`Receiver`](super::receive::Receiver)). Out of it: the acknowledgements that the sender's
 //! kernel gets close its window just behind what it has sent ([`WindowClamp`]), so that it falls silent with
-//! nothing missing; once all of it is under way long enough not to be overtaken its packets may leave
-//! in plain, and the window opens. Both are bounded by time.
+//! nothing missing; a kernel that has nothing under way is given its latest one again. Once all that it sent is acknowledged its
+//! packets may leave in plain, and the window opens. Both are bounded by time.
 
 use std::time::Duration;
 
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
+use dibs_wire::frame::TcpFields;
 
 use super::flows::FlowTable;
 use super::notice::Event;
 use super::paths::PathSet;
 use super::shared::{Journal, Setup, Shared};
+use crate::flow::conn::Conn;
 use crate::flow::window_clamp::WindowClamp;
 use crate::in_flight::InFlight;
 use crate::session::PeerId;
@@ -24,9 +26,10 @@ use crate::time::Time;
 
 /// Silence is waited for no longer, beside two round trips.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(100);
-/// The window opens by itself when that has passed so often again: the other end takes as long, and both are to be silent at once.
-const HELD: u32 = 3;
-/// A kernel that has sent nothing for so long is silent, not only between two paced bursts.
+/// The window opens by itself when that has passed so often again. Both ends are to be silent at once, and each waits as long for that,
+/// and thrice as long for routers to hear of all that went by the bump.
+const HELD: u32 = 8;
+/// Bytes of a kernel whose window has closed have come here after so long.
 const SILENCE: Duration = Duration::from_millis(2);
 /// What was sent as long ago, beside the paths' difference, is not overtaken, acknowledged or not.
 const SETTLED: Duration = Duration::from_millis(10);
@@ -54,7 +57,7 @@ impl Drain {
     }
 
     /// When nothing that the connection sent can be overtaken any more, as far as is known now; none
-    /// while something waits to be sent.
+    /// while something waits to be sent, or is not acknowledged: until then its window is open.
     fn settles(
         &self,
         setup: &Setup,
@@ -63,7 +66,7 @@ impl Drain {
         in_flight: &InFlight,
     ) -> Option<Time> {
         let conn = flows.get(self.key);
-        if conn.is_some_and(|c| !c.out.queue.is_empty()) {
+        if conn.is_some_and(|c| !c.out.queue.is_empty() || c.under_way() > 0) {
             return None;
         }
         if !in_flight.has(self.key) {
@@ -104,12 +107,12 @@ impl Handover {
     pub(super) fn begin(
         &mut self,
         now: Time,
-        setup: &Setup,
+        shared: &mut Shared,
         paths: &PathSet,
         flows: &mut FlowTable,
         (key, window_scale): (Key, u8),
     ) {
-        let (_, longest) = paths.trips(setup);
+        let (_, longest) = paths.trips(&shared.setup);
         let patience = DRAIN_PATIENCE + 2 * longest;
         let tell_by = now + patience;
         let until = tell_by + HELD * patience;
@@ -133,6 +136,12 @@ impl Handover {
             told: false,
             heard: now,
         });
+        acknowledge(shared, flows, key, |conn| {
+            let mut tcp = { conn.inc.as_ref() }.and_then(|inc| inc.ack_floor.again())?;
+            let is_level = conn.given().is_some() && conn.under_way() == 0;
+            conn.clamp.as_mut().filter(|_| is_level)?.limit(&mut tcp);
+            Some(tcp)
+        });
     }
 
     /// See [`Node::end_drain`](super::Node::end_drain).
@@ -155,19 +164,7 @@ impl Handover {
             // Another one asked for it since; nobody is to wait for ever.
             drain.tell(&mut shared.journal, peer);
         }
-        if let Some((conn, tuple, floor)) = flows.with_ends(drain.key)
-            && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
-            && let Some(inc) = &conn.inc
-        {
-            let injected = inc.seq(inc.top);
-            let seq = match conn.acked {
-                Some(acked) if acked.is_after(injected) => acked,
-                _ => injected,
-            };
-            let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-            let template = inc.template(tuple, conn.bump);
-            injector.empty_segment(pool, template, seq, &tcp, floor);
-        }
+        acknowledge(shared, flows, drain.key, |conn| conn.clamp.take()?.open());
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called.
@@ -203,5 +200,26 @@ impl Handover {
         while let Some(at) = self.drains.iter().position(|d| d.until <= now) {
             self.let_go(shared, peer, flows, at);
         }
+    }
+}
+
+/// Gives the local kernel this acknowledgement, behind what it was given of the connection.
+fn acknowledge(
+    shared: &mut Shared,
+    flows: &mut FlowTable,
+    key: Key,
+    word: impl FnOnce(&mut Conn) -> Option<TcpFields<'static>>,
+) {
+    if let Some((conn, tuple, floor)) = flows.with_ends(key)
+        && let Some(tcp) = word(conn)
+        && let Some(inc) = &conn.inc
+    {
+        let injected = inc.seq(inc.top);
+        let seq = match conn.acked {
+            Some(acked) if acked.is_after(injected) => acked,
+            _ => injected,
+        };
+        let (injector, pool) = (&mut shared.injector, &mut shared.pool);
+        injector.empty_segment(pool, inc.template(tuple, conn.bump), seq, &tcp, floor);
     }
 }

@@ -147,7 +147,7 @@ impl Peer {
             // TCP fast open: rare, and not worth a stream that begins twice.
             return Taken::Opaque;
         }
-        conn.note_payload(now, segment.payload.len());
+        conn.note_payload(segment.payload.len());
         self.handover.hear(now, key);
         let len = segment.payload.len();
         Taken::Queue(SegmentPayload {

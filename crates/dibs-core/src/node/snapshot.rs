@@ -83,8 +83,6 @@ pub struct ConnSnapshot {
     pub since: Time,
     /// Last packet.
     pub last_seen: Time,
-    /// When the local kernel last sent a byte.
-    pub spoke: Option<Time>,
     /// The peer opened its direction.
     pub opened: bool,
     /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
@@ -168,7 +166,6 @@ impl Node {
                     bump: conn.bump,
                     since: conn.since,
                     last_seen: conn.last_seen,
-                    spoke: conn.spoke,
                     opened: conn.inc.is_some(),
                     stands: conn.sent_end.zip(conn.acked),
                     window: conn.window,

@@ -36,8 +36,8 @@ use super::ruling::Rule;
 use crate::coverage::Seen;
 use crate::world::ROUTER;
 
-/// A connection whose kernel has sent no byte for as long sends nothing now.
-const SENDS_WITHIN: Duration = Duration::from_millis(200);
+/// A connection that nothing was seen of for as long is idle.
+const ACTIVE_WITHIN: Duration = Duration::from_millis(200);
 
 /// A connection that is alive.
 #[derive(Clone, Copy, Debug)]
@@ -306,13 +306,13 @@ impl Machine for Host {
         Ok((lives.collect(), tracked(&chains, chains.marks.keys())))
     }
 
-    async fn sending(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey> {
+    async fn active(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey> {
         let conns = self.listed().await;
-        let sends = |pair: &&FlowKey| {
-            let mut spoke = conns.iter().filter(|conn| conn.tuple == **pair);
-            spoke.any(|conn| { conn.spoke }.is_some_and(|t| self.now.get().since(t) < SENDS_WITHIN))
+        let is_active = |pair: &&FlowKey| {
+            let mut seen = conns.iter().filter(|conn| conn.tuple == **pair);
+            seen.any(|conn| self.now.get().since(conn.last_seen) < ACTIVE_WITHIN)
         };
-        pairs.iter().filter(sends).copied().collect()
+        pairs.iter().filter(is_active).copied().collect()
     }
 
     async fn refused(

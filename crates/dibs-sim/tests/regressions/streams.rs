@@ -187,3 +187,34 @@ fn what_goes_by_a_bump_after_the_knock_is_shown_to_a_strict_firewall() {
         }
     }
 }
+
+/// Plain is quicker than the bump. A kernel was called silent while its window was still open, and one more burst of it went by the
+/// bump, which what followed in plain overtook.
+#[test]
+fn next_to_nothing_is_sent_again_for_a_way_back_to_plain() {
+    let quick = Conditions::new()
+        .rate(50_000_000)
+        .delay(Duration::from_millis(1));
+    for (host, after) in [(0, 40), (0, 55), (0, 70), (1, 40), (1, 55), (1, 70)] {
+        let resent = |back: Option<Op>| {
+            let setup = Setup {
+                leaving: Leaving::Proved,
+                direct: quick.clone(),
+                follow: true,
+                ..setup(vec![path(true, clean()), path(false, clean())])
+            };
+            let plan = Plan {
+                bump: [PLAIN; 2],
+                ..Plan::ordinary([2_000_000; 2], Order::Both, 64 << 10)
+            };
+            let mut ops = vec![
+                (at(1000), Op::Open(plan)),
+                (at(1050), Op::Choose(0, host, SEAL)),
+            ];
+            ops.extend(back.map(|back| (at(1050 + after), back)));
+            run(setup, ops).coverage.get(Seen::Retransmitted)
+        };
+        let (stays, returns) = (resent(None), resent(Some(Op::Choose(0, host, PLAIN))));
+        assert!(returns <= stays + 5, "{stays}, then {returns}");
+    }
+}

@@ -34,12 +34,12 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
         match step {
             Step::Unlock => switches::unlock_leaving(m, &pairs, switch.bump).await,
             Step::Look => {
-                let sending = match m.is_outside(switch.bump) {
-                    true => m.sending(&pairs).await,
+                let active = match m.is_outside(switch.bump) {
+                    true => m.active(&pairs).await,
                     false => BTreeSet::new(),
                 };
                 for (live, asked) in &mut turn {
-                    asked.handle_look(sending.contains(&live.pair()));
+                    asked.handle_look(active.contains(&live.pair()));
                 }
             }
             Step::Save => save_versions(m, &mut turn),
@@ -175,8 +175,11 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
             for (live, asked) in moves {
                 let pair = live.pair();
                 if asked.handle_silent(conns, still.contains(&pair)) {
+                    // What it acknowledged in plain would open the peer's window, and routers have not seen what the
+                    // peer sends by the bump.
                     leaving.push(Mark {
                         leaves: true,
+                        leads: true,
                         ..Mark::new(pair, bump, explicit)
                     });
                 } else if still.contains(&pair) {
@@ -184,10 +187,6 @@ async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
                 }
             }
         });
-        for mark in &mut leaving {
-            // What the peer still sends by the bump is not to be acknowledged in plain, to routers that have not seen it.
-            mark.leads = shadows::is_shown(m, &mark.pair);
-        }
         staying.iter().for_each(|pair| m.end_drains(pair));
         leaving.iter().for_each(|_| m.tell(News::LeftFirst));
         leaving

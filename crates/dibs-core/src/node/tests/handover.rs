@@ -123,11 +123,52 @@ fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
         window_of(pair.injected[0].last().unwrap()),
         (SeqNumber::new(100_001), 0)
     );
-    pair.run(Duration::from_millis(500));
+    pair.run(Duration::from_millis(1000));
     assert_eq!(
         window_of(pair.injected[0].last().unwrap()),
         (SeqNumber::new(100_001), WINDOW)
     );
+}
+
+/// A kernel called silent a moment after its last byte sent one more burst by the bump: its window was still open.
+#[test]
+fn a_kernel_is_silent_once_its_window_has_closed() {
+    let mut pair = Pair::connected();
+    pair.send(0, 1, &text(50_000), 0, 1);
+    pair.send_ack(1, 1);
+    pair.run(Duration::from_millis(100));
+    let silent = |pair: &Pair| {
+        let told = |event: &&Event| matches!(event, Event::Drained { .. });
+        pair.events[0].iter().filter(told).count()
+    };
+    let given = |pair: &Pair| {
+        let Ok(Packet::Tcp(last)) = packet::parse(&pair.injected[0].last().unwrap()[virtio::LEN..])
+        else {
+            panic!("a segment");
+        };
+        (last.ack.raw(), last.window)
+    };
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), 7);
+    pair.run(Duration::from_millis(50));
+    assert_eq!(silent(&pair), 0, "nothing is acknowledged");
+    assert_eq!(given(&pair), (1, WINDOW));
+    pair.send_ack(1, 50_001);
+    pair.run(Duration::from_millis(5));
+    assert_eq!((silent(&pair), given(&pair)), (1, (50_001, 0)));
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.outputs();
+    assert_eq!(given(&pair), (50_001, WINDOW));
+    // With nothing under way no acknowledgement is to come that could close it.
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), 7);
+    pair.outputs();
+    assert_eq!((silent(&pair), given(&pair)), (1, (50_001, 0)));
+    pair.run(Duration::from_millis(5));
+    assert_eq!(silent(&pair), 2);
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.outputs();
+    assert_eq!(given(&pair), (50_001, WINDOW));
 }
 
 #[test]
