@@ -448,7 +448,8 @@ impl World {
                     return Err(format!("an urgent pointer to {} that nobody set", at.raw()));
                 }
             }
-            let follow = self.follows(host, &pair);
+            // A reset ends its connection, or is of an earlier one of the same ends.
+            let follow = self.follows(host, &pair) && !s.has(flags::RST);
             let h = &mut self.hosts[host];
             if h.steering.admits(&pair, Way::Bump(bump), follow) {
                 h.kernel.receive(packet, Way::Bump(bump))?;
