@@ -203,7 +203,7 @@ pub(super) async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
 async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M::Fault> {
     let (settled, had) = m.conns(|conns| {
         let conn = conns.get(&pair);
-        (conn.settled().is_some(), conn.had())
+        (conn.in_force().is_some(), conn.place.had(conn.is_asked()))
     });
     if !settled && had.is_none() {
         return Ok(());
@@ -211,26 +211,17 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     let found = m.find(&[pair]).await?;
     let lives = passes || found.get(&pair).is_some_and(|live| !live.is_over());
     match had {
-        had if lives => mark_as_it_stands(m, pair, had).await,
+        _ if lives && settled => all_of::<M>(m.mark_choices(&[pair]).await),
+        Some((bump, explicit)) if lives => {
+            let mark = Mark::new(pair, bump, explicit);
+            all_of::<M>(m.mark(|| vec![mark]).await)
+        }
         Some(_) => {
             m.note_followed(&[pair, pair.reversed()], None).await;
             Ok(())
         }
         None => Ok(()),
     }
-}
-
-/// Gives a connection the mark of its choice; where that is not settled, the one that it `had`.
-async fn mark_as_it_stands<M: Machine>(
-    m: &M,
-    pair: FlowKey,
-    had: Option<(Option<BumpId>, bool)>,
-) -> Result<(), M::Fault> {
-    if m.conns(|conns| conns.get(&pair).settled().is_some()) {
-        return all_of::<M>(m.mark_choices(&[pair]).await);
-    }
-    let mark = had.map(|(bump, explicit)| Mark::new(pair, bump, explicit));
-    all_of::<M>(m.mark(|| Vec::from_iter(mark)).await)
 }
 
 /// A mark that says otherwise than the record was set by another program. Returns it, if it is to be followed.
@@ -281,11 +272,7 @@ async fn handle_mark<M: Machine>(
     match foreign {
         Foreign::Chosen => update(m, &pair, |conn| conn.phase.move_to_awaited(mark.bump)),
         Foreign::News => {}
-        Foreign::Lost if m.is_steering() => {
-            let had = m.conns(|conns| conns.get(&pair).had());
-            let was = was.map(|bump| (Some(bump), false));
-            mark_as_it_stands(m, pair, had.or(was)).await?;
-        }
+        Foreign::Lost if m.is_steering() => all_of::<M>(m.mark_choices(&[pair]).await)?,
         Foreign::Straggler => all_of::<M>(switches::mark_moved(m, &[pair], None).await)?,
         Foreign::Lost | Foreign::Known => {}
     }
@@ -317,6 +304,7 @@ async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fau
         conn, bump, was, ..
     } = marked;
     if marked.chosen {
+        let _turn = m.turn().await;
         let followed = follow_choice(m, marked).await;
         update(m, &conn.pair(), |conn| conn.phase.end_awaited(bump));
         return followed;
@@ -343,18 +331,10 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
         ..
     } = marked;
     let pair = live.pair();
-    let has = async |bump, chosen| -> Result<bool, M::Fault> {
-        let is = |Entry { mark, .. }: Entry| mark.bump == bump && mark.chosen == chosen;
-        Ok(m.entry(&pair).await?.is_some_and(is))
-    };
-    let mut mark = (bump, true);
-    // Plain may not carry it, and others may have their turn for long.
-    if bump.is_none() && has(bump, true).await? {
-        mark = put_back(m, &live, was).await?.unwrap_or(mark);
-    }
-    let _turn = m.turn().await;
+    let entry = m.entry(&pair).await?;
+    let stands = entry.is_some_and(|Entry { mark, .. }| mark.chosen && mark.bump == bump);
     let known = m.conns(|conns| conns.get(&pair).choice.get());
-    if !has(mark.0, mark.1).await? || known.is_some_and(|choice| choice.bump == bump) {
+    if !stands || known.is_some_and(|choice| choice.bump == bump) {
         return Ok(());
     }
     let before = match bump {
@@ -383,26 +363,14 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
 }
 
 /// Puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
-/// `was`: the bump, if nothing else says where it is to be. Returns the mark that it has then, if that may be: its bump, and
-/// whether it is a choice.
-async fn put_back<M: Machine>(
-    m: &M,
-    live: &M::Live,
-    was: Option<BumpId>,
-) -> Result<Option<(Option<BumpId>, bool)>, M::Fault> {
+/// `was`: the bump, if nothing else says where it is to be.
+async fn put_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Result<(), M::Fault> {
+    let socket = live.meant().socket;
+    let explicit = m.conns(|conns| conns.get(&live.pair()).choice.of(socket).is_some());
     let bump = m.ruling(live, |ruling| ruling.stands_on(was));
-    let explicit = m.conns(|conns| {
-        let conn = conns.get(&live.pair());
-        match conn.is_asked() {
-            // That one is to come.
-            true => conn.place.is_chosen(bump),
-            false => conn.choice.of(live.meant().socket).is_some(),
-        }
-    });
     if m.is_outside(bump) {
-        return Ok(None);
+        return Ok(());
     }
     let mark = Mark::new(live.pair(), bump, explicit);
-    all_of::<M>(m.mark(|| vec![mark]).await)?;
-    Ok(Some((bump, explicit)))
+    all_of::<M>(m.mark(|| vec![mark]).await)
 }
