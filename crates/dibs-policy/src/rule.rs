@@ -64,6 +64,8 @@ pub(crate) enum Match {
     OfTcp,
     /// Beginning of a TCP connection, or anything else.
     Begins(bool),
+    /// Segment of TCP that is a reset, or another one.
+    Resets(bool),
     /// Packets of a connection that the nat table of this host gave another destination: the answers, or what they answer.
     Translated {
         answers: bool,
@@ -207,6 +209,7 @@ impl Match {
                 let flags = "--tcp-flags FIN,SYN,RST,ACK SYN";
                 format!("-p tcp -m tcp {}{flags}", not(*is))
             }
+            Match::Resets(is) => format!("-p tcp -m tcp {}--tcp-flags RST RST", not(*is)),
             Match::Translated { answers } => {
                 let direction = if *answers { "REPLY" } else { "ORIGINAL" };
                 format!("-m conntrack --ctstate DNAT --ctdir {direction}")

@@ -453,7 +453,8 @@ impl<'a> List<'a> {
 
     /// What came in by a bump's device pulls its TCP connection there, unless it has a bump already or its
     /// user chose plain (docs/switching.md). Of a foreign device only what peers send counts, for it may carry
-    /// things of others; by our own TUN nothing else gets this far.
+    /// things of others; by our own TUN nothing else gets this far. A reset ends its connection, or is of an earlier one
+    /// of the same ends.
     fn follow(&self) -> Vec<Rule> {
         let by = |bump| self.followed(bump, self.senders(bump));
         self.bumps().flat_map(by).collect()
@@ -499,11 +500,7 @@ impl<'a> List<'a> {
 
     fn followed(&self, bump: &BumpRoute, ends: Vec<Vec<Match>>) -> Vec<Rule> {
         let free = Bits::are(self.mask() | self.desired.marks.override_bit(), 0);
-        let protocol = match bump.owner {
-            DeviceOwner::Ours => Match::OfTcp,
-            DeviceOwner::Foreign => tcp(),
-        };
-        let came = [came(bump), protocol, Match::CtMark(free)];
+        let came = [came(bump), Match::Resets(false), Match::CtMark(free)];
         let on = Verdict::SetCtMark(self.bits(bump));
         let rule = |ends: Vec<Match>| Rule::new([&ends[..], &came].concat(), on.clone());
         ends.into_iter().map(rule).collect()

@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 
 use dibs_settings::{BumpId, Scheduler};
 use dibs_wire::frame::{FlowId, Open};
-use dibs_wire::packet::Segment;
+use dibs_wire::packet::{Segment, flags};
 use dibs_wire::{FlowKey, SeqNumber};
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
@@ -214,7 +214,12 @@ impl FlowTable {
         // The peer sends by another bump if rules of both hosts contradict each other.
         for (_, lane) in ends.lanes.iter().filter(|(_, lane)| *lane != key) {
             let lane = self.conns.get_mut(*lane).expect(ENDS);
-            lane.note_numbers(segment, by);
+            if segment.has(flags::SYN) {
+                // What still comes there is of an earlier connection of these ends.
+                lane.skip_comparison();
+            } else {
+                lane.note_numbers(segment, by);
+            }
         }
         self.conns.get_mut(key).expect(ENDS)
     }

@@ -115,7 +115,7 @@ iptables-restore --noflush --wait <<EOF
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
 -A DIBS-OUTPUT -m mark --mark 0xf000000/0xf000000 -j RETURN
 -A DIBS-OUTPUT -d 10.0.1.2/32 -g DIBS-STEER
--A DIBS-INPUT -i dibs1 -m conntrack --ctproto 6 -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x1000000/0xf000000
+-A DIBS-INPUT -i dibs1 -p tcp -m tcp ! --tcp-flags RST RST -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x1000000/0xf000000
 -I OUTPUT 1 -j DIBS-OUTPUT
 -I INPUT 1 -j DIBS-INPUT
 COMMIT
@@ -169,7 +169,7 @@ ip6tables-restore --noflush --wait <<EOF
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
 -A DIBS-OUTPUT -m mark --mark 0xf000000/0xf000000 -j RETURN
 -A DIBS-OUTPUT -d fd00::/64 -g DIBS-STEER
--A DIBS-INPUT -s fd00::/64 -i tun9 -p tcp -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x3000000/0xf000000
+-A DIBS-INPUT -s fd00::/64 -i tun9 -p tcp -m tcp ! --tcp-flags RST RST -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x3000000/0xf000000
 -I OUTPUT 1 -j DIBS-OUTPUT
 -I INPUT 1 -j DIBS-INPUT
 COMMIT
@@ -440,7 +440,8 @@ fn a_gateway_steers_what_passes_between_its_networks_and_the_peers() {
          -A DIBS-PASS -p tcp -m tcp --dport 80 -m comment --comment dibs-rule-1 -g DIBS-SET-1\n\
          -A DIBS-PASS -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW\n",
         "-A DIBS-GATEWAY -s 192.168.7.0/24 -d 192.168.8.0/24 -g DIBS-PASS\n",
-        "-A DIBS-PASSING -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -m conntrack --ctproto 6 \
+        "-A DIBS-PASSING -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -p tcp \
+         -m tcp ! --tcp-flags RST RST \
          -m connmark --mark 0x0/0x1f000000 \
          -j CONNMARK --set-xmark 0x1000000/0xf000000\n",
         "-I PREROUTING 1 -j DIBS-GATEWAY\n-I FORWARD 1 -j DIBS-PASSING\n",

@@ -163,6 +163,11 @@ impl Expressions {
                 let flags = self.payload(REGISTER, TRANSPORT, 13, 1);
                 flags.bitwise(&[0b1_0111], &[0]).compare(&[0b10], *is);
             }
+            Match::Resets(is) => {
+                self.meta(PROTOCOL).compare(&TCP, true);
+                let flags = self.payload(REGISTER, TRANSPORT, 13, 1);
+                flags.bitwise(&[0b100], &[0]).compare(&[0b100], *is);
+            }
             Match::Translated { answers } => {
                 let changed = Bits::are(DESTINATION_CHANGED, DESTINATION_CHANGED);
                 self.tracked(CT_STATUS).masked(changed);

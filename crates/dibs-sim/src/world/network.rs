@@ -391,9 +391,10 @@ impl World {
         let late = Duration::from_micros(dice.magnitude(1, 3_000_000));
         let other = dice.pick(&others).reversed();
         let forged = offload::rewrite(packet, |headers, payload| match under {
-            true => headers.tuple = other,
+            // Under its own ends it would be no other packet.
+            true if headers.tuple != other => headers.tuple = other,
             // A byte would be data to a connection in plain.
-            false => {
+            _ => {
                 headers.seq = headers.seq.add(far);
                 payload.clear();
             }
@@ -447,7 +448,8 @@ impl World {
                     return Err(format!("an urgent pointer to {} that nobody set", at.raw()));
                 }
             }
-            let follow = self.follows(host, &pair);
+            // A reset ends its connection, or is of an earlier one of the same ends.
+            let follow = self.follows(host, &pair) && !s.has(flags::RST);
             let h = &mut self.hosts[host];
             if h.steering.admits(&pair, Way::Bump(bump), follow) {
                 h.kernel.receive(packet, Way::Bump(bump))?;

@@ -68,6 +68,8 @@ struct Entry {
     used: Duration,
     /// Connection taken up in its midst: any number fits.
     is_adopted: bool,
+    /// A reset passed: the next SYN begins another one (Linux, 10 s later at most).
+    is_closed: bool,
 }
 
 /// Numbers of a segment: its first, the one behind it, and what it acknowledges.
@@ -287,6 +289,7 @@ impl PlainRoute {
         let known = self.entries.get(&pair).copied().filter(|it| !is_idle(it));
         let takes = |mut entry: Entry| {
             let fits = entry.takes(host, s, numbers);
+            entry.is_closed |= s.has(flags::RST);
             (fits || !tracks || entry.is_adopted).then_some(entry)
         };
         let begun = || {
@@ -300,6 +303,7 @@ impl PlainRoute {
         };
         let entry = match known {
             None => begun(),
+            Some(entry) if is_call && entry.is_closed => begun(),
             Some(entry) => takes(entry).or_else(|| is_call.then(begun).flatten()),
         };
         let Some(entry) = entry else {

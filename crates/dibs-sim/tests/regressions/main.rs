@@ -1,6 +1,7 @@
 //! Faults that random histories found, as histories of their own: what a seed does changes with the
 //! simulator, these do not.
 
+mod between;
 mod choices;
 mod marks;
 mod paths;

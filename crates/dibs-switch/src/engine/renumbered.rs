@@ -5,15 +5,27 @@ use std::time::Duration;
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 
-use super::{Goal, Live as _, Machine, choices, update};
+use super::choices::{self, Outcome};
+use super::{Goal, Live as _, Machine, update};
 
 /// Time that a move may take that is in the way of another one.
 const MOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Takes a connection that the data path found to be renumbered back to plain, if it is still there. Returns the connection, and
-/// true if it is on that bump no more.
+/// Outcome of an attempt to take a connection back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// On that bump no more.
+    Left,
+    /// On it, because a rule requires that or the peer does not follow.
+    Stays,
+    /// On it, because the peer does not answer.
+    Unanswered,
+}
+
+/// Takes a connection that the data path found to be renumbered back to plain, if it is still there: it gets on by no bump, however
+/// long its peer does not answer. Returns the connection, and true if it is on that bump no more.
 ///
 /// # Errors
 /// The system cannot.
@@ -25,7 +37,16 @@ pub async fn leave<M: Machine>(
     let Some(live) = m.find(&[pair]).await?.get(&pair).copied() else {
         return Ok(None);
     };
-    Ok(Some((live, take_back(m, bump, &live).await?)))
+    let mut came = attempt(m, bump, &live).await?;
+    while came == Came::Unanswered {
+        let known = m.find(&[pair]).await?;
+        let is_live = |known: &M::Live| known.meant() == live.meant() && !known.is_over();
+        if !known.get(&pair).is_some_and(is_live) {
+            break;
+        }
+        came = attempt(m, bump, &live).await?;
+    }
+    Ok(Some((live, came == Came::Left)))
 }
 
 /// Takes a renumbered connection from this bump, to which it came from plain a moment ago, back there, unless a rule requires the
@@ -34,6 +55,10 @@ pub async fn leave<M: Machine>(
 /// # Errors
 /// The system cannot.
 pub async fn take_back<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<bool, M::Fault> {
+    Ok(attempt(m, bump, live).await? == Came::Left)
+}
+
+async fn attempt<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<Came, M::Fault> {
     let pair = live.pair();
     // Only plain changes numbers, and nothing gets on by a bump once they are changed.
     update(m, &pair, |conn| {
@@ -56,18 +81,27 @@ pub async fn take_back<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Resul
         false => MOVED_WITHIN / 4,
     };
     let end = m.now() + MOVED_WITHIN;
+    let mut stays = Came::Stays;
     loop {
         while !is_settled() && m.now() < end {
             m.sleep(LOOK_EVERY).await;
         }
-        if !is_there() || is_required() || m.now() >= end {
-            return Ok(!is_there());
+        if !is_there() {
+            return Ok(Came::Left);
+        }
+        if is_required() || m.now() >= end {
+            return Ok(stays);
         }
         let plain = Goal {
             bump: None,
             force: true,
         };
-        choices::choose(m, &[*live], plain, |_, _| {}).await?;
+        let outcomes = choices::choose(m, &[*live], plain, |_, _| {}).await?;
+        let is_unanswered = |(_, came): &(_, _)| matches!(came, Outcome::Answered(Err(_)));
+        stays = match outcomes.iter().any(is_unanswered) {
+            true => Came::Unanswered,
+            false => Came::Stays,
+        };
         if is_there() {
             m.sleep(pause).await;
         }

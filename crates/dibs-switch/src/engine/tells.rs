@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::asks::{ROUND, ask_switch};
 use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
-use crate::conns::{Choice, Meant};
-use crate::messages::{Switch, Unanswered};
+use crate::conns::{Choice, Meant, Version};
+use crate::messages::{Outcome, Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
 
 /// Time after which a kernel says again where a connection stands. Linux does so twice a second.
@@ -29,11 +29,15 @@ pub fn take_due<M: Machine>(m: &M, only: Option<usize>) -> BTreeMap<usize, Due> 
     by_peer
 }
 
-/// Tells a peer of choices.
+/// Tells a peer of choices. Returns those for connections that it does not know.
 ///
 /// # Errors
 /// The peer does not answer: it is told again.
-pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<(), Unanswered> {
+pub async fn tell_choices<M: Machine>(
+    m: &M,
+    peer: usize,
+    due: Due,
+) -> Result<Vec<(FlowKey, Version)>, Unanswered> {
     let mut chosen = BTreeMap::<_, Vec<_>>::new();
     for (pair, choice) in due {
         let socket = choice.socket;
@@ -41,7 +45,7 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
         let conns = group.or_default();
         conns.push((Meant { pair, socket }, choice.version));
     }
-    let mut told = Ok(());
+    let (mut told, mut unknown) = (Ok(()), Vec::new());
     for ((bump, _), conns) in chosen {
         let switch = Switch {
             bump,
@@ -57,6 +61,9 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
             };
             for ((conn, version), answer) in conns.iter().zip(answers) {
                 told = told.and(answer.map(drop));
+                if matches!(answer, Ok((Outcome::NoConnection, _))) {
+                    unknown.push((conn.pair, *version));
+                }
                 let now = m.now();
                 let handle = |known: &mut crate::table::Conn| {
                     // It was taken back while the peer was told.
@@ -73,14 +80,15 @@ pub async fn tell_choices<M: Machine>(m: &M, peer: usize, due: Due) -> Result<()
             m.wake(Task::Tell);
         }
     }
-    told
+    told.map(|()| unknown)
 }
 
-/// Tells a peer, whose session is new, which bumps rules here use, and what was chosen for connections with it.
+/// Tells a peer, whose session is new, which bumps rules here use, and what was chosen for connections with it. Returns choices
+/// for those that it does not know.
 ///
 /// # Errors
 /// The peer does not answer.
-async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
+async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<Vec<(FlowKey, Version)>, Unanswered> {
     super::wants::send(m, peer, 0).await?;
     let of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);
     m.conns(|conns| conns.tell_all(m.now(), of_peer));
@@ -96,18 +104,30 @@ async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
 /// of the connections with it.
 pub async fn resync<M: Machine>(m: &M, peer: usize) {
     recover(m, peer).await;
-    while let Err(error) = tell_all(m, peer).await {
-        // It is told with the next session.
-        if !matches!(error, Unanswered::Silent | Unanswered::Full) {
-            return;
+    let unknown = loop {
+        match tell_all(m, peer).await {
+            Ok(unknown) => break unknown,
+            Err(Unanswered::Silent | Unanswered::Full) => m.sleep(TELL_AGAIN).await,
+            // It is told with the next session.
+            Err(_) => return,
         }
-        m.sleep(TELL_AGAIN).await;
-    }
+    };
     or_warn(m, super::rules::follow_at_peer(m, peer).await);
     recover(m, peer).await;
     // A peer that began anew does not know what a silent end is called behind a router until that speaks.
     m.sleep(SPEAKS_AGAIN).await;
     recover(m, peer).await;
+    if unknown.is_empty() {
+        return;
+    }
+    // By then this host knows by which names.
+    m.sleep(SPEAKS_AGAIN).await;
+    m.conns(|conns| {
+        for (pair, version) in unknown {
+            conns.update(&pair, |conn| conn.telling.tell(version, m.now()));
+        }
+    });
+    m.wake(Task::Tell);
 }
 
 /// Has this host's kernel tell a peer's where the connections between them stand.
