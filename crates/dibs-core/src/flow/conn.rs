@@ -460,8 +460,8 @@ impl Conn {
     }
 
     /// True if the local kernel could take data for other bytes than it is, because the peer's may count otherwise.
-    pub fn may_be_strange(&self) -> bool {
-        { self.numbers.as_ref() }.is_some_and(|numbers| numbers.may_be_strange())
+    pub fn may_be_strange(&self, now: Time) -> bool {
+        { self.numbers.as_ref() }.is_some_and(|numbers| numbers.may_be_strange(now))
     }
 
     /// True if both kernels' numbers were compared, or need not be.

@@ -23,6 +23,9 @@ const NEAR: u32 = 1 << 16;
 /// second at most (`net.ipv4.tcp_invalid_ratelimit`).
 const PATIENCE: Duration = Duration::from_millis(550);
 
+/// Time in which numbers are found to fit or to differ, as a rule: TCP sends again after 0.2, 0.6 and 1.4 s.
+const DECIDED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Result of a [comparison](Numbers::compare).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
@@ -43,6 +46,8 @@ pub struct Numbers {
     pub sent_by: Option<BumpId>,
     peers_seq: Option<SeqNumber>,
     peers_ack: Option<SeqNumber>,
+    /// First comparison.
+    begun: Option<Time>,
     /// Data has just been sent: by the peer's kernel, by the local one.
     is_data: [bool; 2],
     /// Moments at which the local kernel, and the peer's, were given data first since one of them got on.
@@ -78,9 +83,11 @@ impl Numbers {
         self.over || self.got_on
     }
 
-    /// True if what the peer's kernel sends was not seen to fit what the local one has: it could lie in its window by chance.
-    pub const fn may_be_strange(&self) -> bool {
-        self.differ || !(self.over || self.fit[0])
+    /// True if what the peer's kernel sends was not seen to fit what the local one has, and may soon be: it could lie in its window by
+    /// chance.
+    pub fn may_be_strange(&self, now: Time) -> bool {
+        let is_open = |begun| now.since(begun) < DECIDED_WITHIN;
+        self.begun.is_some_and(is_open) && (self.differ || !(self.over || self.fit[0]))
     }
 
     /// True if the numbers do not fit, and the connection does not get on, so that it is at rest or its numbers differ.
@@ -116,6 +123,7 @@ impl Numbers {
         if self.over {
             return Compared::Open;
         }
+        self.begun.get_or_insert(now);
         let apart = [
             (self.acked, self.peers_seq),
             (self.sent_end, self.peers_ack),

@@ -40,7 +40,7 @@ const GAP_PATIENCE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_secs(30);
 /// Chains whose start is held back at once, at most: more begin at once, and the kernel sorts it out.
 pub(super) const MAX_HELD_STARTS: usize = 256;
-/// The start of a chain is held back no longer: what went in plain may be lost.
+/// The start of a chain is held back no longer unless its numbers may be strange: what went in plain may be lost.
 const HELD_START_PATIENCE: Duration = Duration::from_millis(80);
 /// What TCP sent again waits no longer for what it had sent before: a path may have died with that.
 const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
@@ -253,7 +253,8 @@ impl Receiver {
         self.reassembly.expire(cx.now, &mut cx.shared.journal);
         self.shares.expire(cx.now, &mut cx.shared.journal);
         while let Some(&(key, _)) = { self.held_starts.iter() }.find(|(_, t)| *t <= cx.now) {
-            match cx.flows.get(key).is_some_and(Conn::may_be_strange) {
+            let conn = cx.flows.get(key);
+            match conn.is_some_and(|conn| conn.may_be_strange(cx.now)) {
                 true => self.hold_start(cx.now, key, false),
                 false => self.release_start(cx, key),
             }
