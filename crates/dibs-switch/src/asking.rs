@@ -66,7 +66,7 @@ enum Phase {
 pub enum Step {
     /// What is locked to where it is and is about to leave is to be unlocked.
     Unlock,
-    /// Whether a bump that it leaves carries anything of it now is to be [looked at](Negotiation::handle_look).
+    /// [Look](Negotiation::handle_look) at the bump that it leaves, which may carry something of it now.
     Look,
     /// The choices are to be [saved](Negotiation::handle_saved).
     Save,
