@@ -256,10 +256,12 @@ impl Wanted {
         if is_new && !switch.explicit {
             conn.place.hand_over(Hand::Peer.on(switch.bump));
         }
-        Ok(Following {
+        let following = Following {
             is_new,
             ..following
-        })
+        };
+        conn.phase.move_to_arriving(following.is_arriving());
+        Ok(following)
     }
 }
 
@@ -292,10 +294,18 @@ impl Following {
                 }
                 _ => None,
             };
-            let moves = matches!(self.next, Some(Step::Save | Step::Mark));
-            let arrives = moves && self.switch.bump.is_some();
-            conn.phase.move_to_arriving(arrives);
+            conn.phase.move_to_arriving(self.is_arriving());
         });
+    }
+
+    /// True while what it follows is not carried out.
+    fn is_arriving(&self) -> bool {
+        let moves = matches!(self.next, Some(Step::Save | Step::Mark));
+        let begins = matches!(self.next, Some(Step::Unlock | Step::Drain));
+        match self.switch.explicit {
+            true => moves || begins && !self.switch.ready,
+            false => moves && self.switch.bump.is_some(),
+        }
     }
 
     /// True if it does not follow a choice, and this host has moved it since it was judged, or a rule is about to.
@@ -584,8 +594,15 @@ mod tests {
         while let Some(step) = following.next() {
             steps.push(step);
             following.handle_done(conns, Some(step) != fails);
-            let moves = matches!(following.next(), Some(Step::Save | Step::Mark));
-            let arriving = moves && following.switch.bump.is_some();
+            let is_over = matches!(following.next(), None | Some(Step::Undo));
+            let Switch {
+                bump,
+                explicit,
+                ready,
+                ..
+            } = following.switch;
+            let by_rule = step != Step::Unlock && bump.is_some();
+            let arriving = !is_over && !ready && (explicit || by_rule);
             assert_eq!(conns.get(&pair()).phase.is_arriving(), arriving);
         }
         (steps, following.answer().0)

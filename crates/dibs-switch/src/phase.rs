@@ -11,7 +11,7 @@ pub struct Phase {
     /// The peer is asked for its part in this choice. Unless another one has taken its place meanwhile, it is not in force,
     /// and the kernel has not been told.
     asked: Option<Version>,
-    /// The peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
+    /// The peer moves it by a choice that is not carried out: it is not saved, and the kernel does not know.
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
     moving: Option<Moving>,
@@ -44,12 +44,12 @@ impl Phase {
         self.asked.take_if(|asked| *asked == version).is_some()
     }
 
-    /// True if the peer moves it to a bump, and the kernel does not know yet.
+    /// True if the peer moves it by a choice that is not carried out.
     pub(crate) fn is_arriving(&self) -> bool {
         self.arriving
     }
 
-    /// The peer moves it to a bump, or the kernel knows.
+    /// The peer moves it, or the kernel knows.
     pub(crate) fn move_to_arriving(&mut self, arriving: bool) {
         self.arriving = arriving;
     }

@@ -113,7 +113,9 @@ impl Conn {
         let written = self.place.written() == Some(mark.bump);
         match (self.choice.get(), mark.chosen) {
             // What stood before, while the peer is asked.
-            (Some(_), false) => self.is_asked(),
+            (Some(_), false) => {
+                self.is_asked() && (mark.bump.is_some() || self.place.marked().is_none())
+            }
             // Another choice than these is another program's, and later.
             (Some(choice), true) => written || mark.bump == choice.bump && !self.is_asked(),
             (None, true) => mark.bump.is_none() && self.place.has_left(),
@@ -127,8 +129,12 @@ impl Conn {
 
     /// True if this mark takes it off a bump, and that is not our own doing.
     pub fn is_taken_off(&self, mark: SeenMark) -> bool {
-        let is_ours = self.phase.moving().is_some() || self.choice.get().is_some();
-        mark.bump.is_none() && !mark.chosen && !is_ours
+        let is_ours = match self.is_asked() {
+            // It leaves before its choice is in force if its kernel sends.
+            true => self.place.written() == Some(None),
+            false => self.choice.get().is_some(),
+        };
+        mark.bump.is_none() && !mark.chosen && !is_ours && self.phase.moving().is_none()
     }
 
     /// True if a mark is a choice of another program that we have not taken up yet: neither the known mark nor the one
@@ -209,6 +215,13 @@ impl Conn {
     /// True if anything is known of it that does not outlive it, see [`ConnTable::sweep`].
     pub fn is_swept(&self) -> bool {
         self.choice.get().is_some() || self.name.is_some() || self.place.is_swept()
+    }
+
+    /// Bump that its entry had, if it was on one, and whether that was a choice, which the one that is not
+    /// [settled](Self::settled) has not replaced.
+    pub fn had(&self) -> Option<(Option<BumpId>, bool)> {
+        self.place
+            .had(self.choice.get().is_some() && self.settled().is_none())
     }
 
     /// The choice for it, once it is in force and the kernel knows.

@@ -470,9 +470,20 @@ impl Host {
         }
     }
 
-    /// A connection's mark says this from now on.
+    /// The bump that another program chose for a connection meanwhile, if one did: that is not written over.
+    pub(super) fn taken(&self, chains: &Chains, pair: &FlowKey) -> Option<Option<BumpId>> {
+        let seen = chains.marks.get(pair)?.seen();
+        let elsewhere = self.daemon().conns.get(pair).is_chosen_elsewhere(seen);
+        elsewhere.then_some(seen.bump)
+    }
+
+    /// A connection's mark says this from now on, unless another program has chosen otherwise.
     pub(super) fn put(&self, chains: &mut Chains, mark: NewMark) {
         let NewMark { pair, bump, .. } = mark;
+        if self.taken(chains, &pair).is_some() {
+            self.command(Command::EndDrain(pair));
+            return;
+        }
         let daemon = &mut *self.daemon();
         let (new, lock) = daemon.conns.update(&pair, |conn| {
             conn.lock.enter(bump);

@@ -18,6 +18,12 @@ impl Host {
             return;
         }
         let (live, force) = (Live(conn), self.forces);
+        // What a user chooses is later than what another program chose before.
+        let taken = self.taken(&self.chains.borrow(), &conn.pair);
+        if let Some(bump) = taken {
+            let conns = &mut self.daemon().conns;
+            conns.update(&conn.pair, |conn| conn.place.move_to_chosen(bump));
+        }
         let origin = stands_on(self, &live);
         match choices::choose(self, &[live], Goal { bump, force }, |_, _| ()).await {
             Err(_) => self.note(Seen::FailedHere),

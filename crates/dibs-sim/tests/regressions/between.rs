@@ -24,6 +24,11 @@ fn behind(between: Between) -> Setup {
     }
 }
 
+/// The same with paths that drop all from then on, both ways.
+fn cut(from: u64, to: u64) -> (Time, Op) {
+    (at(from), Op::Cut(Duration::from_millis(to - from)))
+}
+
 fn begins(bump: Option<BumpId>, bytes: [u64; 2]) -> Plan {
     Plan {
         bump: [bump; 2],
@@ -55,6 +60,78 @@ fn a_late_reset_takes_no_later_connection_to_its_bump() {
         again += report.coverage.get(Seen::PortsAgain);
     }
     assert!(again > 0);
+}
+
+/// A program chose plain for a connection that plain does not carry, while the daemon found out the same of another one: until
+/// that was over nothing put the first one back (seed 1099511632876).
+#[test]
+fn a_connection_that_is_taken_to_plain_waits_on_its_bump_for_its_turn() {
+    let ops = vec![
+        (at(1000), Op::Open(begins(SEAL, [3000, 3000]))),
+        (at(1000), Op::Open(begins(SEAL, [3_000_000, 0]))),
+        (at(1100), Op::Choose(0, 0, PLAIN)),
+        (at(1200), Op::Mark(1, 0, PLAIN, true)),
+    ];
+    let report = run(behind(RESETS), with_rest(ops));
+    assert!(report.coverage.get(Seen::MarkChosen) > 0);
+    assert!(report.coverage.get(Seen::PlainRefused) > 0);
+}
+
+/// The same by no choice, while a peer was asked that did not answer: the mark was taken for what stood before
+/// (seed 1099511629871).
+#[test]
+fn a_connection_that_is_taken_to_plain_is_put_back_while_its_peer_is_asked() {
+    for first in [PLAIN, SCRAMBLE] {
+        let mut ops = vec![
+            (at(1000), Op::Open(begins(SEAL, [300_000, 300_000]))),
+            cut(2000, 9000),
+            (at(2100), Op::Choose(0, 0, SHARE)),
+            (at(2200), Op::Mark(0, 0, PLAIN, false)),
+        ];
+        if first.is_some() {
+            ops.insert(1, (at(1300), Op::Choose(0, 0, first)));
+        }
+        run(behind(RESETS), with_rest(ops));
+    }
+}
+
+/// A program chose plain for a connection before its host knew that it was of a peer, whose later choice was then refused for
+/// ever (seed 1099511628553).
+#[test]
+fn a_choice_of_a_program_for_a_connection_that_is_not_known_yet_is_the_older_one() {
+    let ops = vec![
+        (at(1000), Op::Open(begins(PLAIN, [3000, 3000]))),
+        (at(1200), Op::Mark(0, 1, PLAIN, true)),
+        (at(1400), Op::Choose(0, 0, SEAL)),
+    ];
+    let adopts = Between {
+        adopts: true,
+        ..RESETS
+    };
+    let report = run(behind(adopts), with_rest(ops));
+    assert!(report.coverage.get(Seen::MarkedByHand) > 0);
+}
+
+/// An entry was lost while its connection was about to follow the peer to plain: the kernel had the choice before the state file
+/// (seed 2199023263105).
+#[test]
+fn a_choice_of_the_peer_is_saved_before_the_kernel_knows() {
+    let tracks = Between {
+        tracks: true,
+        resets: false,
+        ..RESETS
+    };
+    for lost in (3500..3900).step_by(10) {
+        let ops = vec![
+            (at(1000), Op::Open(begins(PLAIN, [3_000_000, 3_000_000]))),
+            (at(1200), Op::Choose(0, 0, SCRAMBLE)),
+            (at(2500), Op::Choose(0, 0, PLAIN)),
+            (at(3500), Op::Choose(0, 0, PLAIN)),
+            (at(lost), Op::Flush(1)),
+            (at(lost + 1), Op::Restart(1, Duration::from_millis(1))),
+        ];
+        run(behind(tracks), with_rest(ops));
+    }
 }
 
 /// Histories that no few lines show.

@@ -180,6 +180,19 @@ pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
     Ok(())
 }
 
+/// Takes what other programs chose for connections that were not known to be of a peer's: all that is chosen for them from
+/// now on is later.
+pub(super) async fn take_up<M: Machine>(m: &M, pairs: &[FlowKey]) -> Result<(), M::Fault> {
+    for pair in pairs {
+        let mark = m.entry(pair).await?.map(|entry| entry.mark);
+        let chosen = |conn: &Conn| mark.filter(|mark| conn.is_chosen_elsewhere(*mark));
+        if let Some(mark) = m.conns(|conns| chosen(conns.get(pair))) {
+            update(m, pair, |conn| conn.place.move_to_chosen(mark.bump));
+        }
+    }
+    Ok(())
+}
+
 /// Lets connections follow again that left their bumps a while ago.
 pub(super) async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
     let marks = || -> Vec<Mark> {
@@ -203,7 +216,7 @@ pub(super) async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
 async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M::Fault> {
     let (settled, had) = m.conns(|conns| {
         let conn = conns.get(&pair);
-        (conn.in_force().is_some(), conn.place.had(conn.is_asked()))
+        (conn.settled().is_some(), conn.had())
     });
     if !settled && had.is_none() {
         return Ok(());
@@ -211,17 +224,26 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     let found = m.find(&[pair]).await?;
     let lives = passes || found.get(&pair).is_some_and(|live| !live.is_over());
     match had {
-        _ if lives && settled => all_of::<M>(m.mark_choices(&[pair]).await),
-        Some((bump, explicit)) if lives => {
-            let mark = Mark::new(pair, bump, explicit);
-            all_of::<M>(m.mark(|| vec![mark]).await)
-        }
+        had if lives => mark_as_it_stands(m, pair, had).await,
         Some(_) => {
             m.note_followed(&[pair, pair.reversed()], None).await;
             Ok(())
         }
         None => Ok(()),
     }
+}
+
+/// Gives a connection the mark of its choice; where that is not settled, the one that it `had`.
+async fn mark_as_it_stands<M: Machine>(
+    m: &M,
+    pair: FlowKey,
+    had: Option<(Option<BumpId>, bool)>,
+) -> Result<(), M::Fault> {
+    if m.conns(|conns| conns.get(&pair).settled().is_some()) {
+        return all_of::<M>(m.mark_choices(&[pair]).await);
+    }
+    let mark = had.map(|(bump, explicit)| Mark::new(pair, bump, explicit));
+    all_of::<M>(m.mark(|| Vec::from_iter(mark)).await)
 }
 
 /// A mark that says otherwise than the record was set by another program. Returns it, if it is to be followed.
@@ -272,7 +294,11 @@ async fn handle_mark<M: Machine>(
     match foreign {
         Foreign::Chosen => update(m, &pair, |conn| conn.phase.move_to_awaited(mark.bump)),
         Foreign::News => {}
-        Foreign::Lost if m.is_steering() => all_of::<M>(m.mark_choices(&[pair]).await)?,
+        Foreign::Lost if m.is_steering() => {
+            let had = m.conns(|conns| conns.get(&pair).had());
+            let was = was.map(|bump| (Some(bump), false));
+            mark_as_it_stands(m, pair, had.or(was)).await?;
+        }
         Foreign::Straggler => all_of::<M>(switches::mark_moved(m, &[pair], None).await)?,
         Foreign::Lost | Foreign::Known => {}
     }
@@ -304,7 +330,6 @@ async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fau
         conn, bump, was, ..
     } = marked;
     if marked.chosen {
-        let _turn = m.turn().await;
         let followed = follow_choice(m, marked).await;
         update(m, &conn.pair(), |conn| conn.phase.end_awaited(bump));
         return followed;
@@ -313,7 +338,8 @@ async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fau
     if let Some(bump) = was.filter(|_| !m.is_outside(was)) {
         let keep = |conn: &mut Conn| conn.place.hand_over(Hand::Kept.on(bump));
         update(m, &conn.pair(), keep);
-        or_warn(m, put_back(m, &conn, was).await);
+        let back = Vec::from_iter(way_back(m, &conn, was));
+        or_warn(m, all_of::<M>(m.mark(|| back).await));
     }
     or_warn(m, m.install().await);
     // The kernel has it where a rule wants it with the next packet.
@@ -331,10 +357,24 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
         ..
     } = marked;
     let pair = live.pair();
-    let entry = m.entry(&pair).await?;
-    let stands = entry.is_some_and(|Entry { mark, .. }| mark.chosen && mark.bump == bump);
+    let has = async |bump, chosen| -> Result<bool, M::Fault> {
+        let is = |Entry { mark, .. }: Entry| mark.bump == bump && mark.chosen == chosen;
+        Ok(m.entry(&pair).await?.is_some_and(is))
+    };
+    let mut stands = (bump, true);
+    // Plain may not carry it, and others may have their turn for long.
+    if bump.is_none() && has(bump, true).await? {
+        let back = way_back(m, &live, was);
+        // Otherwise it is not written over.
+        update(m, &pair, |conn| conn.place.move_to_chosen(bump));
+        if let Some(back) = back {
+            stands = (back.bump, back.explicit);
+            all_of::<M>(m.mark(|| vec![back]).await)?;
+        }
+    }
+    let _turn = m.turn().await;
     let known = m.conns(|conns| conns.get(&pair).choice.get());
-    if !stands || known.is_some_and(|choice| choice.bump == bump) {
+    if !has(stands.0, stands.1).await? || known.is_some_and(|choice| choice.bump == bump) {
         return Ok(());
     }
     let before = match bump {
@@ -342,11 +382,10 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
         None => m.ruling(&live, |ruling| ruling.stands_on(was)),
         Some(_) => m.conns(|conns| conns.get(&pair).place.marked()),
     };
-    update(m, &pair, |conn| conn.place.move_to_chosen(bump));
-    m.tell(News::Marked(marked));
-    if bump.is_none() {
-        put_back(m, &live, was).await?;
+    if bump.is_some() {
+        update(m, &pair, |conn| conn.place.move_to_chosen(bump));
     }
+    m.tell(News::Marked(marked));
     let fault = match choices::choose(m, &[live], bump.into(), |_, _| ()).await {
         Ok(moved) => moved.into_iter().find_map(|(_, outcome)| outcome.fault()),
         Err(fault) => Some(format!("{fault:#}")),
@@ -362,15 +401,18 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     Ok(())
 }
 
-/// Puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
+/// Mark that puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
 /// `was`: the bump, if nothing else says where it is to be.
-async fn put_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Result<(), M::Fault> {
-    let socket = live.meant().socket;
-    let explicit = m.conns(|conns| conns.get(&live.pair()).choice.of(socket).is_some());
+fn way_back<M: Machine>(m: &M, live: &M::Live, was: Option<BumpId>) -> Option<Mark> {
+    let pair = live.pair();
     let bump = m.ruling(live, |ruling| ruling.stands_on(was));
-    if m.is_outside(bump) {
-        return Ok(());
-    }
-    let mark = Mark::new(live.pair(), bump, explicit);
-    all_of::<M>(m.mark(|| vec![mark]).await)
+    let explicit = m.conns(|conns| {
+        let conn = conns.get(&pair);
+        match conn.is_asked() {
+            // That one is to come.
+            true => conn.place.is_chosen(bump),
+            false => conn.choice.of(live.meant().socket).is_some(),
+        }
+    });
+    (!m.is_outside(bump)).then(|| Mark::new(pair, bump, explicit))
 }

@@ -7,7 +7,7 @@ use std::pin::pin;
 use dibs_wire::{FlowKey, SeqNumber};
 use futures_util::future::{Either, join_all, select};
 
-use super::{Live as _, Machine, News, Plain, asks, or_warn, switches, update, warn_of};
+use super::{Live as _, Machine, News, Plain, asks, entries, or_warn, switches, update, warn_of};
 use crate::conns::Socket;
 use crate::knock::{Knock, Numbers};
 use crate::matching::{Carrying, GRACE, Matched, Search, Stand, WITHIN};
@@ -155,10 +155,10 @@ pub async fn answer<M: Machine>(
             return vec![(Outcome::Failed, 0); conns.len()];
         }
     };
-    let mut is_new = false;
+    let mut new = Vec::new();
     let mut note = |found: Result<Found, Outcome>, theirs: FlowKey| {
         let found = found?;
-        is_new |= !m.is_matched(&found.pair);
+        new.extend(Some(found.pair).filter(|pair| !m.is_matched(pair)));
         note(m, peer, &found, theirs).map_err(|_| Outcome::Failed)
     };
     let noted = { found.into_iter() }
@@ -166,7 +166,8 @@ pub async fn answer<M: Machine>(
         .map(|(found, (theirs, _))| note(found, theirs.reversed()));
     let outcomes = noted.map(|noted| (noted.err().unwrap_or(Outcome::Done), 0));
     let outcomes = outcomes.collect();
-    if is_new {
+    if !new.is_empty() {
+        or_warn(m, entries::take_up(m, &new).await);
         or_warn(m, m.save());
         if m.is_steering() {
             or_warn(m, m.steer().await);

@@ -196,7 +196,11 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
         let asked = conn.choice.propose(SOCKET, None, 7, 0);
         conn.phase.move_to_asked(asked.version);
-        assert!(conn.knows(seen(0, false)), "the peer is asked");
+        assert!(conn.knows(seen(3, true)), "the peer is asked");
+        // Another program took it off meanwhile (seed 1099511629871).
+        assert!(!conn.knows(seen(0, false)));
+        assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
+        assert_eq!(conn.had(), Some((BumpId::new(3), true)));
         // What another program chose meanwhile stays if nothing comes of that (seed 360000931).
         assert!(!conn.knows(seen(0, true)));
     });
