@@ -23,7 +23,7 @@ const EFFORT: usize = 2 << 20;
 /// What a datagram costs beside its bytes.
 const EACH: usize = 1024;
 /// What is long enough for all that was sent to arrive.
-const LONG: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(5);
 /// Steps of virtual time within one wait, after which the two are taken to keep each other busy.
 const ENDLESS: usize = 50_000;
 

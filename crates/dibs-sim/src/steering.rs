@@ -24,7 +24,7 @@ use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::{self, Machine as _, renumbered};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::{Carrying, Matched};
-use dibs_switch::messages::{Body, Message, Named, Switch};
+use dibs_switch::messages::{Body, Ground, Message, Named, Switch};
 use dibs_wire::FlowKey;
 use smoltcp::socket::tcp::State;
 
@@ -352,7 +352,7 @@ impl Steering {
             bump,
             explicit: true,
             ready: false,
-            force: false,
+            ground: Ground::Proved,
         };
         let body = Body::Switch {
             switch,

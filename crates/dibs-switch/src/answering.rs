@@ -10,7 +10,7 @@ use dibs_wire::FlowKey;
 
 use crate::conns::{Choice, Socket, Version};
 use crate::marks::{Hand, Handed};
-use crate::messages::{Named, Outcome, Switch, Unanswered};
+use crate::messages::{Ground, Named, Outcome, Switch, Unanswered};
 use crate::phase::Moving;
 use crate::plausible::{Hosts, Implausible};
 use crate::table::{Conn, ConnTable};
@@ -168,6 +168,9 @@ impl Wanted {
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
         let (choice, handed) = (conn.choice.of(socket), conn.place.handed());
+        if switch.ground == Ground::Renumbered {
+            conn.renumbered = Some(socket);
+        }
         let is_stuck = conn.is_renumbered(socket);
         // A choice that stands here is above a rule that does not require its bump. What the peer's rules want is not:
         // the kernel has the connection where ours do with the next packet.
@@ -176,7 +179,8 @@ impl Wanted {
             true => switch.bump.is_none() && !choice.is_some_and(has_it) && !is_stuck,
             false => choice.is_none(),
         });
-        let is_proved = switch.bump.is_some() || switch.force || conn.place.has_proof(now);
+        let is_proved =
+            switch.bump.is_some() || switch.ground != Ground::Proved || conn.place.has_proof(now);
         let unproved = here.on.filter(|_| !is_proved);
         // Of two moves that cross a rule's stands; of two that no rule has a part in, one: which, both ends know.
         let crosses = |moving: &Moving| !moving.ruled && moving.bump != switch.bump;
@@ -379,7 +383,7 @@ mod tests {
             bump: BumpId::new(number),
             explicit: true,
             ready: false,
-            force: false,
+            ground: Ground::Proved,
         }
     }
 
@@ -474,10 +478,19 @@ mod tests {
         assert!(judged.is_ok());
         let judged = judge(&mut conns, chosen(0), 6, decided);
         assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))));
-        // Unless no bump carries it.
-        conns.update(&pair(), |conn| conn.renumbered = Some(HERE.socket));
-        let judged = judge(&mut conns, chosen(0), 6, decided);
-        assert!(judged.is_ok());
+        // Unless no bump carries it, as the peer has found out; this host knows then, too.
+        let renumbered = Switch {
+            ground: Ground::Renumbered,
+            ..chosen(0)
+        };
+        let required = Some(Here {
+            required: BumpId::new(2),
+            ..HERE
+        });
+        let judged = judge(&mut conns, renumbered, 6, required);
+        assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))));
+        assert!(judge(&mut conns, renumbered, 6, decided).is_ok());
+        assert!(judge(&mut conns, chosen(0), 7, decided).is_ok());
     }
 
     /// Both ends had it locked on 2, and the peer goes to where a rule of its own wants it.
@@ -640,7 +653,7 @@ mod tests {
             (chosen(0), true, None),
         ] {
             let switch = Switch {
-                force: forced,
+                ground: Ground::forced(forced),
                 ..switch
             };
             let mut conns = ConnTable::default();

@@ -4,7 +4,7 @@ use dibs_core::Time;
 use dibs_settings::BumpId;
 
 use crate::conns::{Choice, Meant, Socket, Version};
-use crate::messages::{Answer, Outcome, Switch, Unanswered};
+use crate::messages::{Answer, Ground, Outcome, Switch, Unanswered};
 use crate::phase::Moving;
 use crate::plausible::Implausible;
 use crate::table::{Conn, ConnTable};
@@ -22,8 +22,8 @@ pub struct Negotiation {
     explicit: bool,
     /// A rule of this host has it go there.
     ruled: bool,
-    /// To plain whether that carries it or not.
-    force: bool,
+    /// If it goes to plain: why it may.
+    ground: Ground,
     /// The version that it was asked with last.
     version: Version,
     /// What had been chosen before.
@@ -142,7 +142,7 @@ impl Negotiation {
             bump,
             explicit: false,
             ruled,
-            force: false,
+            ground: Ground::Proved,
             version: Version { generation, host },
             before: None,
             origin: None,
@@ -152,9 +152,9 @@ impl Negotiation {
         }
     }
 
-    /// Move that goes to plain whether that carries the connection or not, if `force`.
-    pub fn forced(self, force: bool) -> Self {
-        Self { force, ..self }
+    /// The same move, if it is to plain on this ground.
+    pub fn on_ground(self, ground: Ground) -> Self {
+        Self { ground, ..self }
     }
 
     /// Takes the choice back before anybody was asked.
@@ -209,7 +209,7 @@ impl Negotiation {
             bump: self.bump,
             explicit: self.explicit,
             ready,
-            force: self.force,
+            ground: self.ground,
         }
     }
 

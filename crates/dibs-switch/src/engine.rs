@@ -24,7 +24,7 @@ use crate::asking::Conclusion;
 use crate::conns::Meant;
 use crate::knock::{self, Standing};
 use crate::matching::{Carrying, Matched, Stand};
-use crate::messages::{Body, Outcome, Switch, Unanswered};
+use crate::messages::{Body, Ground, Outcome, Switch, Unanswered};
 use crate::plausible::{Hosts, Implausible};
 use crate::rules::{Rule, Ruling, Wants};
 use crate::table::ConnTable;
@@ -72,15 +72,15 @@ pub trait Live: Copy {
 pub struct Goal {
     /// The bump; none: plain.
     pub bump: Option<BumpId>,
-    /// To plain whether that carries them or not.
-    pub force: bool,
+    /// If they go to plain: why they may.
+    pub ground: Ground,
 }
 
 impl From<Option<BumpId>> for Goal {
     /// To plain only where that carries them.
     fn from(bump: Option<BumpId>) -> Self {
-        let force = false;
-        Self { bump, force }
+        let ground = Ground::Proved;
+        Self { bump, ground }
     }
 }
 

@@ -75,6 +75,7 @@ const STAMPED: u8 = 1;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
 const FORCE: u8 = 4;
+const RENUMBERED: u8 = 8;
 
 /// Connections in one SWITCH, at most.
 pub const MAX_ENTRIES: usize = 20;
@@ -121,8 +122,39 @@ pub struct Switch {
     pub explicit: bool,
     /// Only whether the receiver would do it; it gets ready.
     pub ready: bool,
-    /// To plain whether that carries them or not.
-    pub force: bool,
+    /// If they go to plain: why they may.
+    pub ground: Ground,
+}
+
+/// Ground on which connections may go to plain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ground {
+    /// Plain was seen to carry them.
+    #[default]
+    Proved,
+    /// A user has said so, whether plain carries them or not.
+    Forced,
+    /// Something in plain changes their numbers, so no bump carries them.
+    Renumbered,
+}
+
+impl Ground {
+    /// Ground of a move that a user may have forced.
+    pub fn forced(force: bool) -> Self {
+        match force {
+            true => Self::Forced,
+            false => Self::Proved,
+        }
+    }
+
+    /// Flag of a SWITCH.
+    fn flag(self) -> u8 {
+        match self {
+            Self::Proved => 0,
+            Self::Forced => FORCE,
+            Self::Renumbered => RENUMBERED,
+        }
+    }
 }
 
 /// See [`Message`].
@@ -326,7 +358,7 @@ impl Message {
                 let flag = |flag, set| if set { flag } else { 0 };
                 let flags = flag(EXPLICIT, switch.explicit)
                     | flag(READY, switch.ready)
-                    | flag(FORCE, switch.force);
+                    | switch.ground.flag();
                 out.extend([switch.bump.map_or(0, BumpId::get), flags]);
                 let host = conns.first().map_or(0, |(_, version)| version.host);
                 out.extend(host.to_be_bytes());
@@ -415,9 +447,12 @@ impl Message {
                     number => Some(BumpId::new(number).ok_or(Malformed)?),
                 };
                 let flags = r.u8()?;
-                if flags & !(EXPLICIT | READY | FORCE) != 0 {
-                    return Err(Malformed);
-                }
+                let ground = match flags & !(EXPLICIT | READY) {
+                    0 => Ground::Proved,
+                    FORCE => Ground::Forced,
+                    RENUMBERED => Ground::Renumbered,
+                    _ => return Err(Malformed),
+                };
                 let host = r.u64()?;
                 let conns = (0..r.count()?).map(|_| {
                     let named = r.named()?;
@@ -429,7 +464,7 @@ impl Message {
                         bump,
                         explicit: flags & EXPLICIT != 0,
                         ready: flags & READY != 0,
-                        force: flags & FORCE != 0,
+                        ground,
                     },
                     conns: conns.collect::<Result<_, _>>()?,
                 }
@@ -643,19 +678,22 @@ mod tests {
                 bumps,
                 devices,
             }),
-            ((0u8..15, any::<[bool; 3]>(), any::<u64>()), entries).prop_map(|(switch, entries)| {
-                let (number, [explicit, ready, force], host) = switch;
-                let version = |generation| Version { generation, host };
-                Body::Switch {
-                    switch: Switch {
-                        bump: BumpId::new(number),
-                        explicit,
-                        ready,
-                        force,
-                    },
-                    conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
+            ((0u8..15, any::<([bool; 2], u8)>(), any::<u64>()), entries).prop_map(
+                |(switch, entries)| {
+                    let (number, ([explicit, ready], ground), host) = switch;
+                    let grounds = [Ground::Proved, Ground::Forced, Ground::Renumbered];
+                    let version = |generation| Version { generation, host };
+                    Body::Switch {
+                        switch: Switch {
+                            bump: BumpId::new(number),
+                            explicit,
+                            ready,
+                            ground: grounds[usize::from(ground % 3)],
+                        },
+                        conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
+                    }
                 }
-            }),
+            ),
             (bump.clone(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
             (
                 any::<u64>(),
@@ -737,7 +775,7 @@ mod tests {
                     bump: None,
                     explicit: true,
                     ready: false,
-                    force: false,
+                    ground: Ground::Proved,
                 },
                 conns: vec![(named, version)],
             },

@@ -10,6 +10,7 @@ use dibs_settings::{BumpId, DIRECT};
 use dibs_switch::engine;
 use dibs_switch::engine::Goal;
 use dibs_switch::engine::rules::Gone;
+use dibs_switch::messages::Ground;
 use tokio::sync::broadcast;
 
 use crate::control::events::Told;
@@ -94,7 +95,10 @@ async fn serve(
             Reply::Changed(changed.await?)
         }
         Request::Disable { selector, force } => {
-            let goal = Goal { bump: None, force };
+            let goal = Goal {
+                bump: None,
+                ground: Ground::forced(force),
+            };
             Reply::Changed(switching::change(daemon, caller, &selector, goal, progress).await?)
         }
         Request::RuleAdd(rule) => Reply::Rule(rule_add(daemon, caller, rule).await?),
@@ -179,7 +183,7 @@ async fn take_to_plain(daemon: &Daemon, conns: &[Live]) -> anyhow::Result<()> {
     marking::overrule(daemon, conns).await?;
     let goal = Goal {
         bump: None,
-        force: true,
+        ground: Ground::Forced,
     };
     switching::choose(daemon, conns, goal, &Progress::default()).await?;
     Ok(())

@@ -10,7 +10,7 @@ use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
 use dibs_switch::engine::choices::{self, Outcome};
 use dibs_switch::engine::{Goal, knocks, renumbered, stands_on};
-use dibs_switch::messages::{Answer, Outcome as Said};
+use dibs_switch::messages::{Answer, Ground, Outcome as Said};
 use dibs_wire::FlowKey;
 
 use crate::control::{Caller, Progress, refused};
@@ -84,7 +84,7 @@ pub(crate) async fn refused_here(
     let stuck: HashMap<FlowKey, String> = match goal {
         Goal {
             bump: None,
-            force: false,
+            ground: Ground::Proved,
         } => { knocks::refusals(daemon, lives).await?.into_iter() }
             .map(|(pair, why)| (pair, format!("{why} (--force moves it, and it may break)")))
             .collect(),
@@ -440,7 +440,10 @@ async fn put_torn_back(
     for (live, why) in connections::torn(moved) {
         let bump = origins.get(&live.pair).copied().flatten();
         // It was in plain a moment ago.
-        let back = Goal { bump, force: true };
+        let back = Goal {
+            bump,
+            ground: Ground::Forced,
+        };
         let put_back = choose(daemon, &[live], back, progress).await?;
         let stuck = put_back.into_iter().find_map(|(_, outcome)| outcome.err());
         let outcome = match stuck {

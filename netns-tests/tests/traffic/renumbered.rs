@@ -1,6 +1,8 @@
 //! Connections of which a firewall changes the numbers, as some do by default: no bump carries them.
 
 use std::os::fd::AsFd as _;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_io::Tun;
@@ -16,25 +18,30 @@ use nix::sys::signal::Signal;
 /// Bytes of an exchange.
 const FEW: usize = 10_000;
 
-/// Adds to the sequence numbers of what clients send to these ports, and takes it from the acknowledgements.
-fn renumber(router: &Host, ports: [u16; 2]) -> Result<()> {
+/// What a firewall adds to numbers, as a rule: more than any window.
+const FAR: u32 = 1 << 30;
+
+/// Adds so much to the sequence numbers of what clients send to these ports, or of what servers answer, and takes it from the
+/// acknowledgements.
+fn renumber(router: &Host, ports: [u16; 2], of_clients: bool, added: u32) -> Result<()> {
+    let [first, last] = ports;
+    let device = format!("numbers{first}");
     let tun = router.in_ns(|| -> Result<Tun> {
-        let tun = Tun::open_plain("numbers", 1500)?;
+        let tun = Tun::open_plain(&device, 1500)?;
         tun.up()?;
         Ok(tun)
     })?;
-    let [first, last] = ports;
-    router.sysctl("net/ipv4/conf/numbers/rp_filter", "0")?;
+    router.sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "0")?;
     router.shell(&format!(
-        "ip rule add iif lan0 ipproto tcp dport {first}-{last} lookup 50\n\
-         ip rule add iif wan0 ipproto tcp sport {first}-{last} lookup 50\n\
-         ip route add default dev numbers table 50\n\
+        "ip rule add iif lan0 ipproto tcp dport {first}-{last} lookup {first}\n\
+         ip rule add iif wan0 ipproto tcp sport {first}-{last} lookup {first}\n\
+         ip route add default dev {device} table {first}\n\
          nft add table ip numbers\n\
          nft 'add chain ip numbers pre {{ type filter hook prerouting priority -300; }}'\n\
-         nft add rule ip numbers pre iifname numbers notrack\n\
+         nft add rule ip numbers pre iifname {device} notrack\n\
          nft flush table ip fw"
     ))?;
-    router.thread("numbers", move || -> Result<()> {
+    router.thread(&device, move || -> Result<()> {
         let mut tun = tun;
         let mut frame = vec![0; dibs_io::FRAME_MAX];
         loop {
@@ -50,10 +57,14 @@ fn renumber(router: &Host, ports: [u16; 2]) -> Result<()> {
                 continue;
             };
             let (at, ends) = (segment.tcp_at(), segment.tuple);
-            match (first..=last).contains(&ends.dport) {
-                true => packet[at + 4] = packet[at + 4].wrapping_add(0x40),
-                false => packet[at + 8] = packet[at + 8].wrapping_sub(0x40),
-            }
+            let is_clients = (first..=last).contains(&ends.dport);
+            let (number, added) = match is_clients == of_clients {
+                true => (at + 4, added),
+                false => (at + 8, added.wrapping_neg()),
+            };
+            let number = &mut packet[number..][..4];
+            let said = u32::from_be_bytes(number.try_into()?);
+            number.copy_from_slice(&said.wrapping_add(added).to_be_bytes());
             readdress::segment(packet, at, &ends);
             tun.send(&frame[..len])?;
         }
@@ -80,7 +91,7 @@ fn synproxy(router: &Host, port: u16) -> Result<()> {
 fn a_connection_that_a_firewall_renumbers_goes_on_in_plain() {
     isolated(|| {
         Routed::run(Router::Firewall, |net| {
-            renumber(&net.router, [7000, 7001])?;
+            renumber(&net.router, [7000, 7001], true, FAR)?;
             for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
                 let mut conn = net.connect(7000)?;
                 exchange(&mut conn, FEW)?;
@@ -101,6 +112,62 @@ fn a_connection_that_a_firewall_renumbers_goes_on_in_plain() {
                 node.wait_bump(7001, "plain")?;
             }
             exchange(&mut conn, FEW)
+        })
+    });
+}
+
+/// A window may reach as far as these numbers are moved: that they differ is seen once TCP has sent again what the other kernel does not
+/// take, by the end that it comes to. The other one takes its word.
+#[test]
+fn a_connection_that_a_firewall_renumbers_by_little_goes_on_in_plain() {
+    const LITTLE: u32 = 1 << 21;
+    const WITHIN: Duration = Duration::from_secs(10);
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            let ways = [
+                (7000, true, LITTLE),
+                (7001, true, LITTLE.wrapping_neg()),
+                (7002, false, LITTLE),
+                (7003, false, LITTLE.wrapping_neg()),
+            ];
+            for (port, of_clients, added) in ways {
+                renumber(&net.router, [port, port], of_clients, added)?;
+            }
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                let conns = ways.into_iter().map(|(port, ..)| net.connect(port));
+                let mut conns = conns.collect::<Result<Vec<_>>>()?;
+                for conn in &mut conns {
+                    exchange(conn, FEW)?;
+                }
+                let rules = ways.map(|(port, ..)| port.to_string());
+                let rules = rules.each_ref().map(|port| {
+                    let made = node.ctl(&["rule", "add", end, port, "--bump", "seal"])?;
+                    anyhow::Ok(made["id"].to_string())
+                });
+                thread::scope(|scope| {
+                    let exchange = |conn| {
+                        let moved = Instant::now();
+                        exchange(conn, FEW).map(|()| moved.elapsed())
+                    };
+                    let each = conns.iter_mut();
+                    let each = each.map(|conn| scope.spawn(move || exchange(conn)));
+                    for (way, done) in ways.into_iter().zip(each.collect::<Vec<_>>()) {
+                        let took = done.join().expect("an exchange does not panic")?;
+                        ensure!(took < WITHIN, "{end} {way:?}: it stood for {took:?}");
+                    }
+                    Ok(())
+                })?;
+                for (conn, (port, ..)) in conns.iter_mut().zip(ways) {
+                    for node in [&net.a, &net.b] {
+                        node.wait_bump(port, "plain")?;
+                    }
+                    exchange(conn, FEW)?;
+                }
+                for id in rules {
+                    node.ctl(&["rule", "del", &id?])?;
+                }
+            }
+            Ok(())
         })
     });
 }
@@ -164,7 +231,7 @@ fn a_connection_through_synproxy_on_a_router_goes_on_in_plain() {
 fn a_connection_that_a_firewall_renumbers_goes_on_in_plain_where_both_hosts_have_rules() {
     isolated(|| {
         Routed::run(Router::Firewall, |net| {
-            renumber(&net.router, [7000, 7001])?;
+            renumber(&net.router, [7000, 7001], true, FAR)?;
             let mut conns = [net.connect(7000)?, net.connect(7001)?];
             for conn in &mut conns {
                 exchange(conn, FEW)?;

@@ -2,8 +2,10 @@
 //! proxies change them on the way, and a bump carries what the kernels say unchanged: each kernel would drop it as strange.
 //!
 //! A connection at rest has the same numbers at both ends. One that sends is ahead of what the other end has, so a distance that a
-//! window reaches decides nothing by itself. It does once a kernel was given data for a while, the peer's kernel still speaks, and
-//! neither has got on.
+//! window reaches decides nothing by itself. Each end has, at some time, just what the other one sent before it came to the bump:
+//! where that is seen the numbers fit. They differ if that is not seen although data has come by the bump for so long that TCP sent
+//! it again, the peer's kernel still speaks, and neither has got on. Only the end that the data comes to can tell: on a slow way
+//! it is long under way.
 
 use std::mem;
 use std::time::Duration;
@@ -19,12 +21,14 @@ use crate::time::Time;
 const MOST_APART: u32 = 1 << 27;
 /// Distance at which numbers are taken to be those of one stream. A firewall that draws its offset comes as near once in 2^15.
 const NEAR: u32 = 1 << 16;
-/// Time in which a kernel takes what it is given, and after which one that said nothing is asked. It answers strange numbers twice a
-/// second at most (`net.ipv4.tcp_invalid_ratelimit`).
+/// Time after which a kernel that said nothing is asked. It answers strange numbers twice a second at most
+/// (`net.ipv4.tcp_invalid_ratelimit`).
 const PATIENCE: Duration = Duration::from_millis(550);
-
-/// Time in which numbers are found to fit or to differ, as a rule: TCP sends again after 0.2, 0.6 and 1.4 s.
-const DECIDED_WITHIN: Duration = Duration::from_secs(2);
+/// Time after which data that the local kernel has not taken counts. What it waits for may have been lost in plain, and TCP sends it
+/// again after a round trip and 0.2 s, or as much once more: a long way takes 0.6 s.
+const IGNORED_FOR: Duration = Duration::from_secs(2);
+/// Time in which numbers are found to fit or to differ, as a rule: TCP sends again after 0.2, 0.6, 1.4 and 3 s.
+const DECIDED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Result of a [comparison](Numbers::compare).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,19 +46,21 @@ pub enum Compared {
 pub struct Numbers {
     acked: Option<SeqNumber>,
     sent_end: Option<SeqNumber>,
+    /// Numbers of the first segments by a bump: of the local kernel, and of the peer's, as far as is known.
+    first: [Option<SeqNumber>; 2],
     /// Bump by which those two were said.
     pub sent_by: Option<BumpId>,
     peers_seq: Option<SeqNumber>,
     peers_ack: Option<SeqNumber>,
     /// First comparison.
     begun: Option<Time>,
-    /// Data has just been sent: by the peer's kernel, by the local one.
-    is_data: [bool; 2],
-    /// Moments at which the local kernel, and the peer's, were given data first since one of them got on.
-    given: [Option<Time>; 2],
+    /// Data has just come from the peer's kernel.
+    is_data: bool,
+    /// Moment at which data for the local kernel came first since one of them got on.
+    given: Option<Time>,
     /// Moment at which the peer's kernel spoke first since then, while the local one was silent.
     unanswered: Option<Time>,
-    /// Highest acknowledgements of both kernels, and number of the peer's.
+    /// Highest acknowledgements of both kernels, and number of the peer's data.
     had: [Option<SeqNumber>; 3],
     /// Directions that were seen to fit: to the local kernel, and from it.
     fit: [bool; 2],
@@ -108,13 +114,14 @@ impl Numbers {
         self.acked = segment.has(flags::ACK).then_some(segment.ack);
         self.sent_end = Some(end);
         self.sent_by = Some(by);
-        self.is_data[1] |= !segment.payload.is_empty();
+        note_first(&mut self.first[0], segment.seq);
     }
 
     /// Notes where the peer's kernel stands, by a segment with data or without.
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, is_data: bool) {
         self.peers_seq = Some(seq);
-        self.is_data[0] |= is_data;
+        self.is_data |= is_data;
+        note_first(&mut self.first[1], seq);
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
     }
 
@@ -125,25 +132,23 @@ impl Numbers {
         }
         self.begun.get_or_insert(now);
         let apart = [
-            (self.acked, self.peers_seq),
-            (self.sent_end, self.peers_ack),
-        ]
-        .map(|(ours, theirs)| Some(ours?.distance_from(theirs?).unsigned_abs()));
+            apart(self.acked, [self.peers_seq, self.first[1]]),
+            apart(self.peers_ack, [self.sent_end, self.first[0]]),
+        ];
         for (fit, apart) in self.fit.iter_mut().zip(apart) {
             *fit |= apart.is_some_and(|apart| apart <= NEAR);
         }
         self.note_progress(now);
         // What is late on a bump that the connection has left says nothing.
         let is_here = by.is_some_and(|by| self.sent_by.is_none_or(|sent_by| sent_by == by));
-        let ignored =
-            { self.given }.map(|at| is_here && at.is_some_and(|at| now.since(at) >= PATIENCE));
+        let ignored = is_here && { self.given }.is_some_and(|at| now.since(at) >= IGNORED_FOR);
         let fit = self.fit;
         let is_further = |least: u32| {
             let mut undecided = fit.iter().zip(apart).filter(|(fit, _)| !**fit);
             undecided.any(|(_, apart)| apart.is_some_and(|apart| apart > least))
         };
         self.apart = is_further(NEAR);
-        if self.apart && ignored.contains(&true) || is_further(MOST_APART) {
+        if self.apart && ignored || is_further(MOST_APART) {
             (self.differ, self.over) = (true, true);
             return Compared::Differ;
         }
@@ -162,21 +167,37 @@ impl Numbers {
 
     /// Notes whether either kernel got on, and what it was given since.
     fn note_progress(&mut self, now: Time) {
-        let latest = [self.acked, self.peers_ack, self.peers_seq];
+        let is_data = mem::take(&mut self.is_data);
+        let sent = self.peers_seq.filter(|_| is_data);
+        let latest = [self.acked, self.peers_ack, sent];
         for (of, (had, latest)) in self.had.iter_mut().zip(latest).enumerate() {
             let before = *had;
             if latest.is_some_and(|it| before.is_none_or(|before| it.is_after(before))) {
                 *had = latest;
-                (self.given, self.unanswered) = ([None; 2], None);
-                self.got_on |= of < 2 && before.is_some();
+                if before.is_some() {
+                    (self.given, self.unanswered) = (None, None);
+                    self.got_on |= of < 2;
+                }
             }
         }
-        for (given, is_data) in self.given.iter_mut().zip(mem::take(&mut self.is_data)) {
-            if is_data {
-                given.get_or_insert(now);
-            }
+        if is_data {
+            self.given.get_or_insert(now);
         }
     }
+}
+
+/// Notes a number, if none is known that lies before it.
+fn note_first(first: &mut Option<SeqNumber>, seq: SeqNumber) {
+    if first.is_none_or(|first| first.is_after(seq)) {
+        *first = Some(seq);
+    }
+}
+
+/// Distance of what one kernel has from the nearest place where the other one was.
+fn apart(has: Option<SeqNumber>, was: [Option<SeqNumber>; 2]) -> Option<u32> {
+    let has = has?;
+    let was = was.into_iter().flatten();
+    was.map(|at| has.distance_from(at).unsigned_abs()).min()
 }
 
 #[cfg(test)]
@@ -190,7 +211,7 @@ mod tests {
         now: Time,
         local: [u32; 2],
         peers: [u32; 2],
-        is_data: [bool; 2],
+        is_data: bool,
     ) -> Compared {
         let [[acked, sent_end], [seq, ack]] = [local, peers].map(|of| of.map(SeqNumber::new));
         (numbers.acked, numbers.sent_end) = (Some(acked), Some(sent_end));
@@ -202,13 +223,9 @@ mod tests {
     #[test]
     fn kernels_that_do_not_take_what_they_are_given_differ() {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
-        // Less than a long window, of one direction or the other, of which either end has data.
+        // Less than a long window, of one direction or the other.
         for offset in [1 << 17, (1 << 26) + 5, (1u32 << 26).wrapping_neg()] {
-            for (peers, is_data) in [
-                ([1000 + offset, 500], [true, false]),
-                ([1000, 500 + offset], [true, false]),
-                ([1000, 500 + offset], [false, true]),
-            ] {
+            for peers in [[1000 + offset, 500], [1000, 500 + offset]] {
                 let mut numbers = Numbers::default();
                 let mut hear = |ms, is_data| {
                     let compared = hear(&mut numbers, at(ms), [1000, 500], peers, is_data);
@@ -216,13 +233,36 @@ mod tests {
                 };
                 // At rest nothing is known, however long it is.
                 for ms in [0, 900] {
-                    assert_eq!(hear(ms, [false; 2]), (Compared::Open, false), "{offset}");
+                    assert_eq!(hear(ms, false), (Compared::Open, false), "{offset}");
                 }
-                for ms in [2000, 2200, 2540] {
-                    assert_eq!(hear(ms, is_data), (Compared::Open, false), "{offset}");
+                for ms in [2000, 2200, 3999] {
+                    assert_eq!(hear(ms, true), (Compared::Open, false), "{offset}");
                 }
-                assert_eq!(hear(2550, is_data), (Compared::Differ, true));
-                assert_eq!(hear(2551, is_data), (Compared::Open, true));
+                assert_eq!(hear(4000, false), (Compared::Differ, true));
+                assert_eq!(hear(4001, true), (Compared::Open, true));
+            }
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_has_what_was_sent_before_the_bump_counts_alike() {
+        for from_peer in [true, false] {
+            // 1 MB is under way in plain; what follows by the bump is quicker, and is far ahead when that has arrived.
+            let mut numbers = Numbers::default();
+            for step in 0..=10 {
+                let [has, sent, rests] = [step * 100_000, (step + 1) * 1_000_000, 500]
+                    .map(|number| Some(SeqNumber::new(number)));
+                let [local, peers] = match from_peer {
+                    true => [(has, rests), (rests, sent)],
+                    false => [(rests, sent), (has, rests)],
+                };
+                (numbers.acked, numbers.sent_end) = local;
+                (numbers.peers_ack, numbers.peers_seq) = peers;
+                note_first(&mut numbers.first[usize::from(from_peer)], sent.unwrap());
+                (numbers.sent_by, numbers.is_data) = (BumpId::new(1), from_peer);
+                let now = Time::ZERO + step * Duration::from_millis(300);
+                assert_eq!(numbers.compare(now, BumpId::new(1)), Compared::Open);
+                assert_eq!(numbers.is_over(), step == 10, "{step}");
             }
         }
     }
@@ -235,22 +275,22 @@ mod tests {
         for step in 0..20 {
             let acked = 500 + step * 1_000_000;
             let local = [1000, acked + 3_000_000];
-            let compared = hear(&mut numbers, now, local, [1000, acked], [true; 2]);
+            let compared = hear(&mut numbers, now, local, [1000, acked], true);
             assert_eq!(compared, Compared::Open);
             assert_eq!(
                 (numbers.is_compared(), numbers.is_over()),
                 (step > 0, false)
             );
-            now = now + PATIENCE - Duration::from_millis(1);
+            now = now + IGNORED_FOR - Duration::from_millis(1);
         }
         let rests = [1000, 5];
-        let compared = hear(&mut numbers, now, rests, rests, [false; 2]);
+        let compared = hear(&mut numbers, now, rests, rests, false);
         assert_eq!(compared, Compared::Open);
         assert!(numbers.is_over() && !numbers.differ());
         // It is compared anew after a reset, or where it comes back.
         numbers.forget();
         let far = [1000, 5 + (1 << 28)];
-        let compared = hear(&mut numbers, now, rests, far, [false; 2]);
+        let compared = hear(&mut numbers, now, rests, far, false);
         assert_eq!(compared, Compared::Differ);
     }
 }

@@ -21,7 +21,7 @@ use dibs_switch::engine::{
 };
 use dibs_switch::knock::Standing;
 use dibs_switch::matching::{Carrying, Matched, Stand};
-use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Switch, Unanswered};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Ground, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_switch::rules::{Ruling, Wants, wanted};
 use dibs_switch::table::ConnTable;
@@ -323,7 +323,7 @@ impl Machine for Host {
         let stuck = match goal {
             Goal {
                 bump: None,
-                force: false,
+                ground: Ground::Proved,
             } => self.stuck(lives).await,
             _ => Kept::new(),
         };

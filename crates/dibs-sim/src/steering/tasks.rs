@@ -3,6 +3,7 @@
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
 use dibs_switch::engine::{Goal, choices, rules, stands_on, tells};
+use dibs_switch::messages::Ground;
 use dibs_switch::telling::TELL_AGAIN;
 
 use super::host::Host;
@@ -17,7 +18,7 @@ impl Host {
         if !self.is_there(&conn) {
             return;
         }
-        let (live, force) = (Live(conn), self.forces);
+        let (live, ground) = (Live(conn), Ground::forced(self.forces));
         // What a user chooses is later than what another program chose before.
         let taken = self.taken(&self.chains.borrow(), &conn.pair);
         if let Some(bump) = taken {
@@ -25,7 +26,7 @@ impl Host {
             conns.update(&conn.pair, |conn| conn.place.move_to_chosen(bump));
         }
         let origin = stands_on(self, &live);
-        match choices::choose(self, &[live], Goal { bump, force }, |_, _| ()).await {
+        match choices::choose(self, &[live], Goal { bump, ground }, |_, _| ()).await {
             Err(_) => self.note(Seen::FailedHere),
             Ok(_) if bump != origin && bump.is_some() && origin.is_some() => {
                 self.note(Seen::BumpToBump);

@@ -85,3 +85,33 @@ fn a_choice_of_another_program_that_cannot_be_is_undone() {
         assert!(report.coverage.get(Seen::MarkChosen) > 0);
     }
 }
+
+/// A program chose plain for a connection whose bump a rule requires, and the mark was not written over: its kernel sent nothing any
+/// more that would have had it put right, so one end stayed locked to the other's bump (seed 1099511632935).
+#[test]
+fn a_choice_of_another_program_against_a_rule_that_requires_its_bump_is_undone() {
+    let rule = Rule {
+        bump: bump::SEAL,
+        level: Level::Require,
+        meant: Selected::Ports(0..=9),
+        holds: true,
+    };
+    let rules = |host| (at(2000), Op::Rules(host, vec![rule.clone()]));
+    let plan = Plan {
+        lingers: true,
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(plan)),
+        (at(1100), Op::Choose(0, 1, SEAL)),
+        rules(0),
+        rules(1),
+        (at(6000), Op::Mark(0, 1, PLAIN, true)),
+    ];
+    let setup = Setup {
+        follow: true,
+        ..setup(vec![path(true, clean())])
+    };
+    let report = run(setup, with_rest(ops));
+    assert!(report.coverage.get(Seen::MarkedByHand) > 0);
+}

@@ -218,3 +218,37 @@ fn next_to_nothing_is_sent_again_for_a_way_back_to_plain() {
         assert!(returns <= stays + 5, "{stays}, then {returns}");
     }
 }
+
+/// What is under way when a connection moves may be more than a firewall adds to its numbers, for longer than TCP waits: by a slow
+/// way, the end that sent it took it for lost on the other one's kernel.
+#[test]
+fn a_transfer_over_long_ways_is_not_taken_for_a_renumbered_one() {
+    let way = |delay, rate, loss| {
+        let link = Conditions::new().rate(rate).loss(loss);
+        link.delay(Duration::from_millis(delay))
+    };
+    for (plain, by_bump) in [
+        (way(300, 50_000_000, 0.0), way(5, 50_000_000, 0.0)),
+        (way(300, 8_000_000, 0.01), way(20, 8_000_000, 0.01)),
+        (way(20, 20_000_000, 0.0), way(400, 1_000_000, 0.02)),
+    ] {
+        for (bytes, by) in [([6_000_000, 0], 0), ([0, 6_000_000], 1)] {
+            let transfer = Plan {
+                buffer: 1 << 20,
+                rx: 1 << 21,
+                ..plan(bytes, Order::Both, [false; 2])
+            };
+            let setup = Setup {
+                follow: true,
+                direct: plain.clone(),
+                ..setup(vec![path(true, by_bump.clone())])
+            };
+            let ops = vec![
+                (at(1000), Op::Open(transfer)),
+                (at(4000), Op::Choose(0, by, SEAL)),
+            ];
+            // Renumbering of a connection that nobody renumbers is a fault.
+            assert_eq!(run(setup, with_rest(ops)).delivered, 6_000_000);
+        }
+    }
+}

@@ -40,7 +40,7 @@ fn accept(conns: &mut ConnTable, number: u8, version: Version) {
             bump: BumpId::new(number),
             explicit: true,
             ready: false,
-            force: true,
+            ground: Ground::Forced,
         },
         hosts: Hosts { own, peer },
         refusal: None,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::asking::{Conclusion, Negotiation, Step};
 use crate::conns::{Meant, Version};
-use crate::messages::{Answer, Body, MAX_ENTRIES, Named, Outcome, Switch, Unanswered};
+use crate::messages::{Answer, Body, Ground, MAX_ENTRIES, Named, Outcome, Switch, Unanswered};
 use crate::naming::{Next, Query};
 
 /// Connections that move at once: between the first word about one and the last its two ends are apart, so it is not to
@@ -218,7 +218,7 @@ pub(super) async fn ask_whether<M: Machine>(
         bump: None,
         explicit: false,
         ready: true,
-        force: false,
+        ground: Ground::Proved,
     };
     let (generation, host) = (0, m.hosts(peer).own);
     let mut answered = Vec::new();

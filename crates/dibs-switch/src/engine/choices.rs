@@ -114,7 +114,7 @@ fn propose<M: Machine>(m: &M, live: &M::Live, goal: Goal) -> Option<Negotiation>
         update(m, &live.pair(), |conn| conn.place.note_plain(m.now()));
     }
     let asked = |conns: &mut _| Negotiation::choose(conns, live.meant(), goal.bump, origin, own);
-    m.conns(asked).map(|asked| asked.forced(goal.force))
+    m.conns(asked).map(|asked| asked.on_ground(goal.ground))
 }
 
 /// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done its part. Once

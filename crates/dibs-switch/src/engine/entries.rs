@@ -282,6 +282,10 @@ async fn handle_mark<M: Machine>(
         required.or(ruling.moves_to().filter(|_| !mark.chosen))
     });
     if ruled.is_some() && mark.bump != ruled {
+        if mark.chosen {
+            // Otherwise it is not written over.
+            update(m, &pair, |conn| conn.place.move_to_chosen(mark.bump));
+        }
         let back = || vec![Mark::moved(pair, ruled)];
         return all_of::<M>(m.mark(back).await).map(|()| None);
     }

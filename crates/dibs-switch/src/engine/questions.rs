@@ -112,14 +112,14 @@ mod tests {
 
     use super::*;
     use crate::conns::Version;
-    use crate::messages::{Named, Switch};
+    use crate::messages::{Ground, Named, Switch};
 
     fn switch(ready: bool) -> Switch {
         Switch {
             bump: None,
             explicit: true,
             ready,
-            force: false,
+            ground: Ground::Proved,
         }
     }
 

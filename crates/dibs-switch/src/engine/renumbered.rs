@@ -7,6 +7,7 @@ use dibs_wire::FlowKey;
 
 use super::choices::{self, Outcome};
 use super::{Goal, Live as _, Machine, update};
+use crate::messages::Ground;
 
 /// Time that a move may take that is in the way of another one.
 const MOVED_WITHIN: Duration = Duration::from_secs(5);
@@ -94,7 +95,7 @@ async fn attempt<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<Came
         }
         let plain = Goal {
             bump: None,
-            force: true,
+            ground: Ground::Renumbered,
         };
         let outcomes = choices::choose(m, &[*live], plain, |_, _| {}).await?;
         let is_unanswered = |(_, came): &(_, _)| matches!(came, Outcome::Answered(Err(_)));

@@ -13,7 +13,7 @@ use super::{
 use crate::asking::Negotiation;
 use crate::knock::Refusal;
 use crate::marks::Hand;
-use crate::messages::{Answer, Outcome, Unanswered};
+use crate::messages::{Answer, Ground, Outcome, Unanswered};
 use crate::phase::Moving;
 use crate::rules::Fit;
 
@@ -325,9 +325,9 @@ async fn let_go<M: Machine>(
         let by_peer = m.conns(|conns| conns.get(&live.pair()).place.handed_by(Hand::Peer));
         goals.entry(by_peer).or_default().push(*live);
     }
-    let mut kept = Kept::new();
+    let (mut kept, ground) = (Kept::new(), Ground::forced(force));
     for (bump, lives) in goals {
-        kept.extend(follow(m, &lives, Goal { bump, force }).await);
+        kept.extend(follow(m, &lives, Goal { bump, ground }).await);
     }
     if let Some(why) = kept.values().next() {
         let (count, why) = (kept.len(), *why);
@@ -414,7 +414,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
             conn.phase.move_to_moving(*moving);
         });
     }
-    let kept = match bump.is_none() && !goal.force {
+    let kept = match bump.is_none() && goal.ground == Ground::Proved {
         true => keep_all_uncarried(m, &lives).await,
         false => Kept::new(),
     };
@@ -427,7 +427,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     for (peer, lives) in by_peer::<M>(lives.into_iter()) {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
-            answers = follow_some(m, peer, lives, (&going, goal.force), answers).await;
+            answers = follow_some(m, peer, lives, (&going, goal.ground), answers).await;
         }
     }
     for (pair, moving) in &moving {
@@ -481,12 +481,12 @@ async fn follow_some<M: Machine>(
     m: &M,
     peer: usize,
     lives: &[M::Live],
-    (going, force): (&BTreeMap<FlowKey, Moving>, bool),
+    (going, ground): (&BTreeMap<FlowKey, Moving>, Ground),
     ask: bool,
 ) -> bool {
     let by_rule = |live: &M::Live| {
         let (moving, own) = (going[&live.pair()], m.hosts(peer).own);
-        let mut asked = Negotiation::by_rule(live.meant(), moving, own).forced(force);
+        let mut asked = Negotiation::by_rule(live.meant(), moving, own).on_ground(ground);
         if !ask {
             asked.handle_unasked();
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::asks::{ROUND, ask_switch};
 use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant, Version};
-use crate::messages::{Outcome, Switch, Unanswered};
+use crate::messages::{Ground, Outcome, Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
 
 /// Time after which a kernel says again where a connection stands. Linux does so twice a second.
@@ -51,7 +51,7 @@ pub async fn tell_choices<M: Machine>(
             bump,
             explicit: true,
             ready: false,
-            force: false,
+            ground: Ground::Proved,
         };
         for conns in conns.chunks(ROUND) {
             let answers = match told {
