@@ -168,7 +168,7 @@ impl Wanted {
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
         let (choice, handed) = (conn.choice.of(socket), conn.place.handed());
-        if switch.ground == Ground::Renumbered {
+        if switch.ground == Ground::Renumbered && switch.bump.is_none() {
             conn.renumbered = Some(socket);
         }
         let is_stuck = conn.is_renumbered(socket);
@@ -478,7 +478,7 @@ mod tests {
         assert!(judged.is_ok());
         let judged = judge(&mut conns, chosen(0), 6, decided);
         assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))));
-        // Unless no bump carries it, as the peer has found out; this host knows then, too.
+        // Unless no bump carries it, as the peer has found out; this host knows then, too. It is a word about plain only.
         let renumbered = Switch {
             ground: Ground::Renumbered,
             ..chosen(0)
@@ -487,6 +487,12 @@ mod tests {
             required: BumpId::new(2),
             ..HERE
         });
+        let elsewhere = Switch {
+            bump: BumpId::new(2),
+            ..renumbered
+        };
+        assert!(judge(&mut conns, whether(elsewhere), 6, decided).is_ok());
+        assert!(!conns.get(&pair()).is_renumbered(HERE.socket));
         let judged = judge(&mut conns, renumbered, 6, required);
         assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))));
         assert!(judge(&mut conns, renumbered, 6, decided).is_ok());

@@ -19,7 +19,7 @@ use nix::sys::signal::Signal;
 /// Bytes of an exchange.
 const FEW: usize = 10_000;
 
-/// What a firewall adds to numbers, as a rule: more than any window.
+/// Distance that a firewall adds to numbers, as a rule: more than any window.
 const FAR: u32 = 1 << 30;
 
 /// Adds so much to the sequence numbers of what clients send to these ports, or of what servers answer, and takes it from the

@@ -219,8 +219,8 @@ fn next_to_nothing_is_sent_again_for_a_way_back_to_plain() {
     }
 }
 
-/// What is under way when a connection moves may be more than a firewall adds to its numbers, for longer than TCP waits: by a slow
-/// way, the end that sent it took it for lost on the other one's kernel.
+/// Data that is under way when a connection moves may reach further than a firewall moves its numbers, for longer than TCP waits. By a
+/// slow way, the end that sent it took the other kernel for one that does not take it.
 #[test]
 fn a_transfer_over_long_ways_is_not_taken_for_a_renumbered_one() {
     let way = |delay, rate, loss| {
