@@ -32,6 +32,9 @@ fn both_ways_at_once() {
 fn both_paths_carry_it() {
     isolated(|| {
         Setup::new().rule(RULE).run(|net| {
+            // Neither carries it alone in the time that both take, however busy the machine is.
+            net.eth.shape(20_000_000)?;
+            net.wlan.shape(20_000_000)?;
             let before = [sent(net, "eth")?, sent(net, "wlan")?];
             let talk = net.talk(7000)?;
             talk.advance(6 << 20)?;
