@@ -59,7 +59,7 @@ fn networks_that_drop_what_is_capable_of_it_get_it_without() {
             let talk = net.talk(7000)?;
             talk.advance(4 << 20)?;
             net.wait_bump(7000, "seal")?;
-            let carried = || net.a.path("eth").ok()?["bytes_sent"].as_u64();
+            let carried = || net.b.path("eth").ok()?["bytes_received"].as_u64();
             wait("data over the path that dropped it", || {
                 talk.advance(256 << 10).is_ok() && carried() > Some(1 << 20)
             })?;

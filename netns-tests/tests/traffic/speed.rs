@@ -81,7 +81,7 @@ fn silent(net: &Net) -> Result<()> {
     let time = (2 * span).to_string();
     let speed = (net.a).dibsctl(&["speed", "--path", "wlan", "--time", &time]);
     let speed = net.a.host.spawn(speed)?;
-    // The rate is counted from 0.4 of the span on, and at most so many bytes are sent until then.
+    // The rate is counted from 0.4 of the span on, in which the link carries fewer bytes.
     let counted = before + SLOW / 8 * span * 6 / 10;
     wait("load from a", || sent().is_ok_and(|sent| sent > counted))?;
     let drop = "PREROUTING -i wlan0 -j DROP";

@@ -32,7 +32,7 @@ fn both_ways_at_once() {
 fn both_paths_carry_it() {
     isolated(|| {
         Setup::new().rule(RULE).run(|net| {
-            // Neither carries it alone in the time that both take, however busy the machine is.
+            // Links so slow that both are needed, however busy the machine is.
             net.eth.shape(20_000_000)?;
             net.wlan.shape(20_000_000)?;
             let before = [sent(net, "eth")?, sent(net, "wlan")?];
