@@ -35,6 +35,8 @@ counters! {
     TunNoSession = "tun_no_session",
     /// A packet that found its flow's queue full.
     QueueFull = "queue_full",
+    /// Segments dropped that a kernel sent although its window was closed, because its connection leaves the bump.
+    SilenceBroken = "silence_broken",
     /// Segments that CoDel dropped.
     CodelDropped = "codel_dropped",
     /// Segments that CoDel dropped, TCP did not send again, and were sent after all.

@@ -41,7 +41,7 @@ const NEVER: [Counter; 9] = [
     Counter::ShareMismatch,
 ];
 /// Each says that something was dropped, and is left to TCP.
-const DROPS: [Counter; 15] = [
+const DROPS: [Counter; 16] = [
     Counter::ChunkGivenUp,
     Counter::CodelDropped,
     Counter::DatagramExpired,
@@ -53,6 +53,7 @@ const DROPS: [Counter; 15] = [
     Counter::PeerRestarts,
     Counter::QueueFull,
     Counter::SetsExpired,
+    Counter::SilenceBroken,
     Counter::StoreFull,
     Counter::TunMalformed,
     Counter::TunNoSession,

@@ -395,6 +395,7 @@ impl Conn {
         if syn {
             self.acked = None;
             self.sent_end = None;
+            self.clamp = None;
             self.skip_comparison();
             self.out.stream.reincarnate();
         }
@@ -549,6 +550,14 @@ impl Conn {
         if let Some(clamp) = &mut self.clamp {
             clamp.sent(end);
         }
+    }
+
+    /// True if the local kernel sends this although the connection is about to leave its bump: the far end, which left before it, gave it
+    /// a window.
+    pub fn is_to_be_silent(&self, segment: &Segment<'_>) -> bool {
+        let ends = segment.flags & (flags::SYN | flags::RST) != 0;
+        let clamp = self.clamp.as_ref().filter(|_| !ends);
+        clamp.is_some_and(|clamp| clamp.refuses(end_of(segment)))
     }
 
     /// Notes where the local kernel stands, which sends `by` this bump or another one. False if nothing is to be compared.

@@ -13,6 +13,8 @@ pub struct WindowClamp {
     scale: u8,
     /// The latest acknowledgement, with the window that it had.
     latest: Option<TcpFields<'static>>,
+    /// True if the kernel knows that its window is closed, or cannot be told.
+    is_shut: bool,
 }
 
 impl WindowClamp {
@@ -22,7 +24,19 @@ impl WindowClamp {
             edge,
             scale,
             latest: None,
+            is_shut: false,
         }
+    }
+
+    /// The kernel has had time to take the latest acknowledgement: if that covers all that it sent, it sends nothing more by itself.
+    /// Where none came by the bump, nothing else can keep it from that.
+    pub fn shut(&mut self) {
+        self.is_shut |= { self.latest }.is_none_or(|latest| !self.edge.is_after(latest.ack));
+    }
+
+    /// True if a kernel that sends up to `end` was given a window by another way.
+    pub fn refuses(&self, end: SeqNumber) -> bool {
+        self.is_shut && end.is_after(self.edge)
     }
 
     /// The kernel sent more: what it had under way when the window closed.
@@ -100,6 +114,24 @@ mod tests {
         assert_eq!(tcp.window, 0);
         let open = clamp.open().unwrap();
         assert_eq!((open.ack, open.window), (SeqNumber::new(2000), 900));
+    }
+
+    #[test]
+    fn nothing_more_is_taken_of_a_kernel_that_knows_its_window_closed() {
+        let number = SeqNumber::new;
+        let mut unheard = WindowClamp::new(number(1000), 0);
+        assert!(!unheard.refuses(number(2000)));
+        unheard.shut();
+        assert!(unheard.refuses(number(2000)), "no window can be closed");
+        let mut clamp = WindowClamp::new(number(1000), 0);
+        clamp.limit(&mut ack(900, 700));
+        clamp.shut();
+        assert!(!clamp.refuses(number(2000)), "100 bytes are under way");
+        clamp.limit(&mut ack(1000, 700));
+        assert!(!clamp.refuses(number(2000)), "it may not have heard of it");
+        clamp.shut();
+        assert!(!clamp.refuses(number(1000)), "this is sent again");
+        assert!(clamp.refuses(number(1001)));
     }
 
     #[test]

@@ -193,8 +193,13 @@ impl Handover {
         in_flight: &InFlight,
     ) {
         for drain in &mut self.drains {
-            if !drain.told && now >= drain.tells(&shared.setup, flows, paths, in_flight) {
-                drain.tell(&mut shared.journal, peer);
+            if drain.told || now < drain.tells(&shared.setup, flows, paths, in_flight) {
+                continue;
+            }
+            drain.tell(&mut shared.journal, peer);
+            let conn = flows.get_mut(drain.key);
+            if let Some(clamp) = conn.and_then(|conn| conn.clamp.as_mut()) {
+                clamp.shut();
             }
         }
         while let Some(at) = self.drains.iter().position(|d| d.until <= now) {

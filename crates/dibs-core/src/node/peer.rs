@@ -118,6 +118,12 @@ impl Peer {
         if segment.has(flags::ACK) {
             receiver.on_local_ack(&mut cx, key, segment.ack);
         }
+        // The far end has left already: what it acknowledged of this in plain would be more than routers there have seen.
+        let conn = self.flows.get(key);
+        if conn.is_some_and(|conn| conn.is_to_be_silent(segment)) {
+            shared.count(Counter::SilenceBroken);
+            return Taken::Done;
+        }
         let conn = self.flows.note_sent(key, segment);
         if conn.compare(now, None) == Compared::Differ {
             let tuple = segment.tuple;

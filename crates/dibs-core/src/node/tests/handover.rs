@@ -171,6 +171,43 @@ fn a_kernel_is_silent_once_its_window_has_closed() {
     assert_eq!(given(&pair), (50_001, WINDOW));
 }
 
+/// A far end that has left for plain says something there with its window open, for this end has not closed that. What the kernel here
+/// then sends by the bump is acknowledged in plain, where a router that has not seen it answers with a reset.
+#[test]
+fn a_kernel_that_gets_a_window_in_plain_is_not_carried_on() {
+    let mut pair = Pair::connected();
+    let data = text(50_000);
+    pair.send(0, 1, &data, 0, 1);
+    pair.send_ack(1, 50_001);
+    pair.run(Duration::from_millis(100));
+    pair.send_ack(1, 50_001);
+    let broken = |pair: &Pair| pair.nodes[0].counters().get(Counter::SilenceBroken);
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), 7);
+    pair.run(Duration::from_millis(10));
+    let before = pair.stream(1).len();
+    pair.send(0, 50_001, &data, 0, 2);
+    pair.run(Duration::from_millis(20));
+    assert_eq!((pair.stream(1).len(), broken(&pair)), (before, 1));
+    let stands = pair.nodes[0].conns()[0].stands.expect("it is known");
+    assert_eq!(stands.0, SeqNumber::new(50_001), "nothing is under way");
+    // It stays there after all, and its TCP sends again what is missing.
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.send(0, 50_001, &data, 0, 3);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(pair.stream(1).len(), before + data.len());
+    // Another connection of the same ends has nothing to be silent for.
+    pair.send_ack(1, 100_001);
+    pair.run(Duration::from_millis(20));
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), 7);
+    pair.run(Duration::from_millis(10));
+    pair.segment(0, 500_000, b"", flags::SYN, 4, 0);
+    pair.send(0, 500_001, &data, 0, 5);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(broken(&pair), 1);
+}
+
 #[test]
 fn a_connection_goes_on_at_the_rate_that_it_came_with() {
     const BYTES: usize = 40_000;
