@@ -33,7 +33,9 @@ const AHEAD: u32 = 64 << 20;
 const BEFORE: u32 = 1 << 20;
 /// Time before the same is shown again to an end that is not heard.
 const REPEAT_AFTER: Duration = Duration::from_millis(300);
-/// Repetitions of that.
+/// The same while routers are to know all of it.
+const ASKED_AGAIN: Duration = Duration::from_millis(100);
+/// Repetitions of that, or for an end that repeats itself.
 const REPETITIONS: u32 = 4;
 /// Time after which an end that was not heard is taken for lost: it shows itself twice in it.
 const SILENT_AFTER: Duration = Duration::from_secs(60);
@@ -123,6 +125,8 @@ pub struct Shadow {
     left: Option<Numbers>,
     shown: Option<(Numbers, Time)>,
     repeated: u32,
+    /// Repetitions for an end that repeated itself.
+    answered: u32,
     /// Numbers of the other end that the routers know.
     heard: Option<Numbers>,
     /// True if they were heard from the other end since the connection left plain.
@@ -148,6 +152,7 @@ impl Shadow {
             left: None,
             shown: None,
             repeated: 0,
+            answered: 0,
             heard: plain.map(Numbers::reversed),
             is_heard: false,
             is_answer_due: false,
@@ -283,11 +288,21 @@ impl Shadow {
             // The last one was lost, or the other end's.
             let is_level = stands == shown && self.is_level(stands.given);
             let is_stuck = far(stands) || is_asked && !is_level;
-            let again = is_stuck && since >= REPEAT_AFTER && self.repeated < REPETITIONS;
-            if !goes_on && !again && since < AT_LEAST_EACH {
+            let patience = if is_asked { ASKED_AGAIN } else { REPEAT_AFTER };
+            let again = is_stuck && since >= patience && self.repeated < REPETITIONS;
+            // What this end said last was lost. It does not answer what answers that itself, or a few times on a long way.
+            if since >= ASKED_FOR {
+                self.answered = 0;
+            }
+            let answers = answers && since >= ASKED_AGAIN && self.answered < REPETITIONS;
+            if !goes_on && !again && !answers && since < AT_LEAST_EACH {
                 return None;
             }
-            self.repeated = if goes_on { 0 } else { self.repeated + 1 };
+            (self.repeated, self.answered) = match (goes_on, again || !answers) {
+                (true, _) => (0, 0),
+                (false, true) => (self.repeated + 1, self.answered),
+                (false, false) => (self.repeated, self.answered + 1),
+            };
         }
         self.shown = Some((next, now));
         Some(next)
@@ -514,6 +529,44 @@ mod tests {
             (0..1000).for_each(|_| ends.tick());
             let before = ends.shown - before;
             assert!(before <= 100, "{before}");
+        }
+    }
+
+    /// The last word of an end was lost that nobody asked for more. The other one, which is to leave, repeats itself.
+    #[test]
+    fn an_end_that_repeats_itself_is_told_again_what_it_has_not_heard() {
+        let trips = [1, 30, 700].map(Duration::from_millis);
+        for trip in trips {
+            let mut ends = Ends::new();
+            (0..3).for_each(|_| ends.tick());
+            ends.moved[0] += 2000;
+            ends.shadows[0].ask(ends.now);
+            let (stands, begun) = ([0, 1].map(|end| ends.stands(end)), ends.now);
+            let mut under_way: Vec<(Time, usize, Numbers)> = Vec::new();
+            let (mut level, mut sent) = (None, [0; 2]);
+            for millis in 0..20_000 {
+                let now = begun + Duration::from_millis(millis);
+                under_way.retain(|(at, to, numbers)| {
+                    if *at <= now {
+                        ends.shadows[*to].handle_heard(*numbers, now);
+                    }
+                    *at > now
+                });
+                for end in [0, 1] {
+                    if let Some(shown) = ends.shadows[end].poll(stands[end], SCALE, now) {
+                        sent[end] += 1;
+                        let (_, seen) = Numbers::read(&shown.packet(&pair())).expect("a shadow");
+                        let is_lost = end == 1 && sent[1] == 1;
+                        under_way.extend((!is_lost).then_some((now + trip / 2, 1 - end, seen)));
+                    }
+                }
+                if level.is_none() && ends.shadows[0].is_level(stands[0].given) {
+                    level = Some(now.since(begun));
+                }
+            }
+            let most = Duration::from_millis(210) + 2 * trip;
+            assert!(level.is_some_and(|at| at <= most), "{trip:?} {level:?}");
+            assert!(sent.iter().sum::<u32>() <= 20, "{trip:?} {sent:?}");
         }
     }
 
