@@ -222,7 +222,8 @@ impl Kernel {
             let acked = track
                 .acked
                 .filter(|_| may_be_answered && track.una.is_after(s.ack))?;
-            let asks = s.flags == flags::ACK && s.payload.is_empty() && s.window == 0;
+            // A probe of a closed window, or bytes that it has.
+            let asks = s.flags == flags::ACK && (s.window == 0) == s.payload.is_empty();
             let is_outside = s.seq.distance_from(acked).unsigned_abs() > MOST_ROOM;
             (is_outside || asks && acked.is_after(s.seq)).then_some(track.una)
         });

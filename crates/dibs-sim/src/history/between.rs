@@ -34,8 +34,6 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
             .then(|| Duration::from_micros(rng.magnitude(1000, 20_000_000))),
         forges: is_rough && rng.chance(0.7),
     };
-    // What does not fit is dropped, not reset.
-    setup.between.resets &= !setup.between.tracks;
     if setup.between.tracks && !translates {
         // A host that is not heard in time leaves all the same.
         setup.between.lost = 0.0;

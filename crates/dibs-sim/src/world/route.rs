@@ -194,7 +194,15 @@ impl PlainRoute {
         };
         let is_untouched = tuple == s.tuple && offsets == [0; 2];
         if !self.follow(host, (pair, numbers), &s, now) {
-            let resets = self.between.resets && !s.has(flags::RST) && s.has(flags::ACK);
+            // A router that follows numbers drops what does not fit, but takes it for its own where it would have translated it.
+            let Between {
+                translates,
+                tracks,
+                resets,
+                ..
+            } = self.between;
+            let resets = resets && (!tracks || translates && host == 1);
+            let resets = resets && !s.has(flags::RST) && s.has(flags::ACK);
             let reset = resets.then(|| {
                 offload::rewrite(&packet, |headers, payload| {
                     (headers.tuple, headers.seq) = (s.tuple.reversed(), s.ack);
