@@ -552,8 +552,7 @@ impl Conn {
         }
     }
 
-    /// True if the local kernel sends this although the connection is about to leave its bump: the far end, which left before it, gave it
-    /// a window.
+    /// True if the local kernel sends this although the connection is about to leave its bump: the window for it came by another way.
     pub fn is_to_be_silent(&self, segment: &Segment<'_>) -> bool {
         let ends = segment.flags & (flags::SYN | flags::RST) != 0;
         let clamp = self.clamp.as_ref().filter(|_| !ends);

@@ -29,12 +29,12 @@ impl WindowClamp {
     }
 
     /// The kernel has had time to take the latest acknowledgement: if that covers all that it sent, it sends nothing more by itself.
-    /// Where none came by the bump, nothing else can keep it from that.
+    /// A kernel that got none by the bump has a window that nobody can close: what it sends is refused as well.
     pub fn shut(&mut self) {
         self.is_shut |= { self.latest }.is_none_or(|latest| !self.edge.is_after(latest.ack));
     }
 
-    /// True if a kernel that sends up to `end` was given a window by another way.
+    /// True if a kernel that sends up to `end` has its window from another way than the bump.
     pub fn refuses(&self, end: SeqNumber) -> bool {
         self.is_shut && end.is_after(self.edge)
     }

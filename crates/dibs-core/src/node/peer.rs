@@ -105,6 +105,7 @@ impl Peer {
         receiver.on_local_answer(&mut cx, key, segment.tuple);
         let (conn, _, floor) = cx.flows.with_ends(key).expect("it was just found");
         conn.note_segment(now, segment, session);
+        let is_to_be_silent = conn.is_to_be_silent(segment);
         if let Some((_, tsecr)) = segment.timestamps
             && segment.has(flags::ACK)
         {
@@ -118,9 +119,8 @@ impl Peer {
         if segment.has(flags::ACK) {
             receiver.on_local_ack(&mut cx, key, segment.ack);
         }
-        // The far end has left already: what it acknowledged of this in plain would be more than routers there have seen.
-        let conn = self.flows.get(key);
-        if conn.is_some_and(|conn| conn.is_to_be_silent(segment)) {
+        // The far end may have left already: what it acknowledged of this in plain would be more than routers there have seen.
+        if is_to_be_silent {
             shared.count(Counter::SilenceBroken);
             return Taken::Done;
         }
