@@ -129,7 +129,9 @@ pub struct Shadow {
     answered: u32,
     /// Numbers of the other end that the routers know.
     heard: Option<Numbers>,
-    /// True if they were heard from the other end since the connection left plain.
+    /// Numbers that were heard before the first look at where this end stands.
+    unchecked: Option<Numbers>,
+    /// True if the other end was heard since the connection left plain.
     is_heard: bool,
     /// Something came that is not answered yet.
     is_answer_due: bool,
@@ -154,6 +156,7 @@ impl Shadow {
             repeated: 0,
             answered: 0,
             heard: plain.map(Numbers::reversed),
+            unchecked: None,
             is_heard: false,
             is_answer_due: false,
             asked: None,
@@ -175,30 +178,17 @@ impl Shadow {
 
     /// The other end was heard in plain. Numbers that it cannot have are somebody else's: each answer would be as wrong, and be answered.
     pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
-        if !self.is_possible(numbers) {
-            return;
-        }
+        let heard = match self.stands {
+            Some(stands) if !is_possible(numbers, self.heard, stands) => return,
+            Some(_) => &mut self.heard,
+            None => &mut self.unchecked,
+        };
         self.heard_at = now;
         // An end that repeats itself does not get on.
-        self.is_answer_due |= !self.is_heard || self.heard == Some(numbers);
-        self.heard = Some(numbers);
+        self.is_answer_due |= !self.is_heard || *heard == Some(numbers);
+        *heard = Some(numbers);
         self.is_heard = true;
         self.repeated = 0;
-    }
-
-    /// True if the other end may stand so: not before what was heard of it, and not further than both kernels are.
-    fn is_possible(&self, numbers: Numbers) -> bool {
-        let Some((before, stands)) = self.heard.zip(self.stands) else {
-            return true;
-        };
-        let up_to = |from: SeqNumber, to: SeqNumber| to.raw().wrapping_sub(from.raw());
-        let lies = |number, before: SeqNumber, stands: SeqNumber| {
-            // What was heard last may be ahead of what the kernel was told since.
-            let most = up_to(before, stands.add(AHEAD));
-            up_to(before.add(BEFORE.wrapping_neg()), number) <= most.saturating_add(BEFORE)
-        };
-        lies(numbers.acked, before.acked, stands.given)
-            && lies(numbers.given, before.given, stands.acked)
     }
 
     /// Both ends knocked, and this one heard the other: routers know these numbers of it.
@@ -244,9 +234,14 @@ impl Shadow {
         self.is_heard
     }
 
+    /// True if the other end was heard since then, and since the connection left plain.
+    pub fn is_heard_since(&self, from: Time) -> bool {
+        self.is_heard && self.heard_at >= from
+    }
+
     /// Bytes that routers have not been shown, if the other end was heard since `from`.
     pub fn behind(&self, from: Time) -> Option<u32> {
-        (self.is_heard && self.heard_at >= from).then_some(self.behind)
+        self.is_heard_since(from).then_some(self.behind)
     }
 
     /// State of plain: true if it carries the connection as far as that shows, and the time at which the other end was last heard.
@@ -274,10 +269,16 @@ impl Shadow {
 
     /// Numbers that are to be shown now, of an end that stands so. The other end shifts its windows by `scale` (RFC 7323).
     pub fn poll(&mut self, stands: Numbers, scale: u8, now: Time) -> Option<Numbers> {
+        let first = self.stands.replace(stands).is_none();
+        if first && let Some(numbers) = self.unchecked.take() {
+            match is_possible(numbers, self.heard, stands) {
+                true => self.heard = Some(numbers),
+                false => self.is_heard = false,
+            }
+        }
         let window = u32::from(WINDOW) << scale.min(14);
         let next = self.within_window(stands, window);
         self.behind = next.bytes_to(stands);
-        self.stands = Some(stands);
         let is_asked = self.is_asked(now);
         let answers = std::mem::take(&mut self.is_answer_due);
         if let Some((shown, at)) = self.shown {
@@ -332,6 +333,23 @@ impl Shadow {
             acked: least(stands.acked, heard.given, 0),
         }
     }
+}
+
+/// True if the other end may stand so: not before what was heard of it, and not further than both kernels are.
+fn is_possible(numbers: Numbers, before: Option<Numbers>, stands: Numbers) -> bool {
+    // What was heard last may be ahead of what the kernel was told since.
+    let most = |stands: SeqNumber| stands.add(AHEAD);
+    let Some(before) = before else {
+        return !numbers.acked.is_after(most(stands.given))
+            && !numbers.given.is_after(most(stands.acked));
+    };
+    let up_to = |from: SeqNumber, to: SeqNumber| to.raw().wrapping_sub(from.raw());
+    let lies = |number, before: SeqNumber, stands: SeqNumber| {
+        let most = up_to(before, most(stands));
+        up_to(before.add(BEFORE.wrapping_neg()), number) <= most.saturating_add(BEFORE)
+    };
+    lies(numbers.acked, before.acked, stands.given)
+        && lies(numbers.given, before.given, stands.acked)
 }
 
 /// True if something was so short a time ago.
@@ -586,6 +604,23 @@ mod tests {
         let shown = ends.shown - before;
         assert!((100..=420).contains(&shown), "{shown}");
         assert!(ends.is_open());
+    }
+
+    /// Somebody else's packet came before this end had looked where it stands.
+    #[test]
+    fn a_first_word_with_numbers_of_another_connection_is_forgotten() {
+        let left = Ends::new().stands(0);
+        let other = Numbers {
+            given: left.given.add(1 << 30),
+            acked: left.acked.add(1 << 29),
+        };
+        for (first, is_heard) in [(other, false), (left.reversed(), true)] {
+            let mut shadow = Shadow::new(None, START);
+            shadow.handle_left(left);
+            shadow.handle_heard(first, START);
+            assert_eq!(shadow.poll(left, SCALE, START), Some(left), "{first:?}");
+            assert_eq!(shadow.is_heard(), is_heard);
+        }
     }
 
     #[test]
