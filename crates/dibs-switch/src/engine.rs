@@ -200,7 +200,8 @@ pub trait Plain {
     fn now(&self) -> Time;
     /// Sends a packet of a connection; what cannot be sent is not heard.
     fn send(&self, pair: &FlowKey, packet: &[u8]);
-    /// Waits for a packet that arrives in plain, but no longer than until then. What comes by bumps is left out.
+    /// Waits for a packet that arrives in plain, but no longer than until then; what has arrived is heard before. What comes by
+    /// bumps is left out.
     async fn hear(&self, until: Option<Time>) -> Option<Vec<u8>>;
 }
 

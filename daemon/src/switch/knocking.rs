@@ -305,12 +305,17 @@ impl engine::Plain for Plain {
         let mut late = std::pin::pin!(until(due));
         loop {
             tokio::select! {
-                () = &mut late => return None,
+                biased;
                 (bytes, interface) = next_packet(&self.ears) => {
                     if !self.bumps.contains(&interface) {
                         return Some(bytes);
                     }
+                    // A busy bump does not hold it up.
+                    if due.is_some_and(|due| now() >= due) {
+                        return None;
+                    }
                 }
+                () = &mut late => return None,
             }
         }
     }

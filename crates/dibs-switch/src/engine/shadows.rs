@@ -103,16 +103,21 @@ async fn show_until<M: Machine, T>(
             return;
         };
         let next = m.now() + show(m, shown, &conns);
-        match select(&mut over, pin!(shown.plain.hear(Some(next)))).await {
+        let mut heard = match select(&mut over, pin!(shown.plain.hear(Some(next)))).await {
             Either::Left(_) => return,
-            Either::Right((heard, _)) => {
-                if let Some((pair, numbers)) = heard.and_then(|bytes| Numbers::read(&bytes)) {
-                    m.shadows(|shadows| {
-                        if let Some(shadow) = shadows.get_mut(&pair) {
-                            shadow.handle_heard(numbers, m.now());
-                        }
-                    });
-                }
+            Either::Right((heard, _)) => heard,
+        };
+        // One look at all connections is for all that has arrived: many that move at once are heard at once.
+        while let Some(bytes) = heard.take() {
+            if let Some((pair, numbers)) = Numbers::read(&bytes) {
+                m.shadows(|shadows| {
+                    if let Some(shadow) = shadows.get_mut(&pair) {
+                        shadow.handle_heard(numbers, m.now());
+                    }
+                });
+            }
+            if m.now() < next {
+                heard = shown.plain.hear(Some(m.now())).await;
             }
         }
     }
