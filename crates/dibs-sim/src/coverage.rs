@@ -78,6 +78,8 @@ seen! {
     SwitchedIn = "switch: followed into the bump",
     /// The peer's daemon left, too.
     SwitchedOut = "switch: followed out",
+    /// A connection stayed on its bump, of which routers had not heard all.
+    RoutersBehind = "switch: routers behind",
     /// An older choice was refused.
     OlderRefused = "switch: older one refused",
     /// A version was refused that nobody can have given.

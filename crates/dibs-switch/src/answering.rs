@@ -64,6 +64,8 @@ pub enum Refusal {
     Older(u64),
     /// A choice waits for the peer, and may come to nothing.
     Undecided,
+    /// Routers on the way have not heard of all that it sent by its bump.
+    Behind,
 }
 
 impl Refusal {
@@ -78,6 +80,7 @@ impl Refusal {
             Self::Implausible(_) | Self::Undecided => (Outcome::Failed, 0),
             Self::OwnRule(bump) | Self::Unproved(bump) => (Outcome::OwnRule, bump.get().into()),
             Self::Older(generation) => (Outcome::Older, generation),
+            Self::Behind => (Outcome::NotHeard, 0),
         }
     }
 }
@@ -300,6 +303,11 @@ impl Following {
             };
             conn.phase.move_to_arriving(self.is_arriving());
         });
+    }
+
+    /// Routers on the way have not heard of all that the connection sent: it would not follow to plain.
+    pub fn handle_behind(&mut self) {
+        self.refusal = Some(Refusal::Behind);
     }
 
     /// True while what it follows is not carried out.

@@ -1,5 +1,7 @@
 //! What a peer is asked for its part in a switch of one connection, who leaves first, and what becomes of it.
 
+use std::time::Duration;
+
 use dibs_core::Time;
 use dibs_settings::BumpId;
 
@@ -8,6 +10,11 @@ use crate::messages::{Answer, Ground, Outcome, Switch, Unanswered};
 use crate::phase::Moving;
 use crate::plausible::Implausible;
 use crate::table::{Conn, ConnTable};
+
+/// Attempts to have routers hear of all that a connection sent by its bump: on a busy host many at once take longer than one does.
+const ATTEMPTS: u32 = 5;
+/// Rest before the second attempt; each one is twice as long as the one before.
+const REST: Duration = Duration::from_millis(100);
 
 /// The switch of one connection, of which its peer is asked for its part.
 ///
@@ -32,6 +39,8 @@ pub struct Negotiation {
     origin: Option<BumpId>,
     /// It has left there already, and the kernel was told of that: the peer had said that it would follow.
     left: bool,
+    /// Attempts to leave that came to nothing, as routers had not heard of all that went by the bump.
+    attempts: u32,
     /// True if the move by no choice still stood when the peer answered: what ends it after that is a later word of the peer.
     stood_at_answer: bool,
     phase: Phase,
@@ -53,6 +62,8 @@ enum Phase {
     Draining,
     /// It has.
     Silent,
+    /// It goes on, before the next attempt.
+    Resting,
     /// This came of it.
     Answered(Answer),
     /// And this of that, of which so much is done.
@@ -89,6 +100,8 @@ pub enum Step {
     GiveIn(u64),
     /// The kernel is to be told where the rules have it.
     Move,
+    /// So long it is to go on by its bump, while others move.
+    Rest(Duration),
     /// It is over.
     Done,
 }
@@ -147,6 +160,7 @@ impl Negotiation {
             before: None,
             origin: None,
             left: false,
+            attempts: 0,
             stood_at_answer: false,
             phase: Phase::Locked,
         }
@@ -175,6 +189,10 @@ impl Negotiation {
         self.phase = match self.phase {
             Phase::Locked => Phase::Unlocked,
             Phase::Draining => Phase::Silent,
+            Phase::Resting => Phase::Asking {
+                ready: true,
+                again: false,
+            },
             Phase::Concluded(answer, conclusion, _) => {
                 Phase::Concluded(answer, conclusion, Some(self.next()))
             }
@@ -201,6 +219,11 @@ impl Negotiation {
     /// The version that the peer is asked with.
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// Attempts to leave for plain that came to nothing, as routers had not heard of all.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
     }
 
     /// Request that the peer is asked, or [would be](Step::Ask).
@@ -238,6 +261,7 @@ impl Negotiation {
             Phase::Saving { .. } => Step::Save,
             Phase::Draining => Step::Drain,
             Phase::Silent => Step::Leave,
+            Phase::Resting => Step::Rest(REST * (1 << (self.attempts - 1))),
             Phase::Answered(_) => Step::Conclude,
             Phase::Concluded(answer, conclusion, done) => {
                 let steps = self.rest(answer, conclusion).into_iter().flatten();
@@ -264,6 +288,7 @@ impl Negotiation {
         self.stood_at_answer = self.is_moving(conns);
         match answer {
             Ok((Outcome::Done, _)) if ready => self.phase = Phase::Draining,
+            Ok((Outcome::NotHeard, _)) if ready => self.handle_behind(),
             Ok((Outcome::Older, generation)) if self.explicit && !again => {
                 let choice = &conns.get(&pair).choice;
                 if !choice.may_be(socket, generation) {
@@ -280,6 +305,16 @@ impl Negotiation {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Routers on the way have not heard of all that an end of the connection sent: it stays on its bump, and goes on for a while before
+    /// the next attempt, unless this was the last one.
+    pub fn handle_behind(&mut self) {
+        self.attempts += 1;
+        self.phase = match self.attempts < ATTEMPTS {
+            true => Phase::Resting,
+            false => Phase::Answered(Ok((Outcome::NotHeard, 0))),
+        };
     }
 
     /// The choices are saved, or could not be.
@@ -330,6 +365,15 @@ impl Negotiation {
         let answer = self.answer();
         let conclusion = match self.explicit {
             true => conns.update(&self.conn.pair, |conn| self.conclude_with(conn)),
+            false if self.is_moving(conns) && self.is_behind(answer) => {
+                let keep = |conn: &mut Conn| {
+                    if let Some(bump) = conn.place.marked() {
+                        conn.keep_on(bump, Ok((Outcome::Failed, 0)), now);
+                    }
+                };
+                conns.update(&self.conn.pair, keep);
+                Conclusion::TakenBack
+            }
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
                 // Where the peer has gone this host follows, unless it has gone elsewhere since.
                 None if self.is_moving(conns)
@@ -349,6 +393,11 @@ impl Negotiation {
         };
         self.phase = Phase::Concluded(answer, conclusion, None);
         conclusion
+    }
+
+    /// True if it stays where it is, as routers have not heard of all that an end sent.
+    fn is_behind(&self, answer: Answer) -> bool {
+        self.bump.is_none() && matches!(answer, Ok((Outcome::NotHeard, _)))
     }
 
     /// What is left to do then, in whatever order.

@@ -106,6 +106,8 @@ pub enum Task {
 pub enum News<'a, L, R> {
     /// This host leaves a bump before its peer, whose kernel sends nothing.
     LeftFirst,
+    /// Routers have not heard of all that a connection sent by its bump, on which it goes on for now.
+    Behind,
     /// The peer knew of a later choice, and is asked again with one above that.
     AskedAgain,
     /// A switch that began here is over.

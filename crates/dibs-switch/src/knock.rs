@@ -420,7 +420,7 @@ pub enum Refusal {
     Exit,
     /// Routers do not know yet of so many bytes that went by the bump.
     #[error(
-        "the network does not carry it in plain yet: a firewall on the way has {} MB of what went by the bump left \
+        "the network does not carry it in plain yet: a router or firewall on the way has {} MB of what went by the bump left \
          to follow, so repeat the command",
         .0.div_ceil(1_000_000)
     )]

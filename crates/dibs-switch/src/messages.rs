@@ -126,6 +126,13 @@ pub struct Switch {
     pub ground: Ground,
 }
 
+impl Switch {
+    /// True if they go to plain only where it carries them.
+    pub fn needs_plain(&self) -> bool {
+        self.bump.is_none() && self.ground == Ground::Proved
+    }
+}
+
 /// Ground on which connections may go to plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ground {
@@ -253,7 +260,7 @@ pub enum Outcome {
     OtherSocket = 7,
     /// The bump's device is not there, or not ready.
     NoDevice = 8,
-    /// An acknowledgement that was sent in plain did not arrive.
+    /// Something that was sent in plain did not arrive: an acknowledgement, or what shows routers all that went by a bump.
     NotHeard = 9,
     /// Something on the way gives the connection other numbers, or answers in the other end's place.
     Renumbered = 10,

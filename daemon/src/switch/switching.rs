@@ -141,6 +141,10 @@ pub(crate) fn refusal(
         Said::NoBump => return not_carried_by(daemon, pair, bump),
         Said::Done | Said::Older => "the peer moved it at the same time: repeat the command",
         Said::NoConnection | Said::OtherSocket => "the peer does not know this connection",
+        Said::NotHeard if bump.is_none() => {
+            "a router or firewall on the way has not followed all of what went by the bump yet, and could end it: repeat the \
+             command (--force moves it, and it may break)"
+        }
         Said::NotHeard => {
             "the peer knows it by other addresses, and its packets do not arrive there as they were sent: a proxy or filter \
              on the way changes them"

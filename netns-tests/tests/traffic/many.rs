@@ -194,7 +194,8 @@ fn choices_of_both_hosts_for_many_connections_cross() {
                 ("enable", "enable"),
                 ("disable", "disable"),
             ] {
-                for change in &mut [begin(&net.a, of_a)?, begin(&net.b, of_b)?] {
+                let mut changes = [begin(&net.a, of_a)?, begin(&net.b, of_b)?];
+                for change in &mut changes {
                     change.wait(SOON)?;
                 }
                 let on_bump = wait_together(net)?;
@@ -203,7 +204,8 @@ fn choices_of_both_hosts_for_many_connections_cross() {
                     ("disable", "disable") => on_bump == 0,
                     _ => true,
                 };
-                ensure!(agreed, "{of_a} and {of_b}: {on_bump} on the bump");
+                let said = changes.map(|change| change.stderr());
+                ensure!(agreed, "{of_a} and {of_b}: {on_bump} on the bump, {said:?}");
             }
             talks.end()
         })

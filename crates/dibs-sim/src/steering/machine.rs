@@ -552,6 +552,7 @@ impl Machine for Host {
         let seen = match news {
             News::LeftFirst => Seen::LeftFirst,
             News::AskedAgain => Seen::AskedAgain,
+            News::Behind => Seen::RoutersBehind,
             News::Concluded(Conclusion::InForce) => return,
             News::Concluded(Conclusion::Superseded) => Seen::Superseded,
             News::Concluded(Conclusion::TakenBack) => Seen::Refused,

@@ -134,6 +134,54 @@ fn a_choice_of_the_peer_is_saved_before_the_kernel_knows() {
     }
 }
 
+/// A router that translates, follows numbers, and resets what it would have translated if it had not taken it for invalid.
+const TRACKS: Between = Between {
+    tracks: true,
+    ..RESETS
+};
+
+/// Programs that read slowly keep bytes under way by the bump while the host that leaves first says something in plain: the other
+/// kernel took the window of that, and what it sent by the bump was acknowledged in plain before a router had seen it.
+#[test]
+fn what_is_sent_by_the_bump_once_the_other_end_has_left_does_not_end_the_connection() {
+    let far = clean().delay(Duration::from_millis(30));
+    for (host, after) in [0, 1]
+        .into_iter()
+        .flat_map(|host| (8..14).map(move |ms| (host, ms)))
+    {
+        let plan = Plan {
+            slow: Some(Duration::from_millis(2)),
+            ..begins(PLAIN, [4_000_000; 2])
+        };
+        let ops = vec![
+            (at(1000), Op::Open(plan)),
+            (at(1500), Op::Choose(0, 0, SCRAMBLE)),
+            (at(6000 + after), Op::Choose(0, host, PLAIN)),
+        ];
+        let setup = Setup {
+            paths: vec![path(true, far.clone()), path(false, far.clone())],
+            ..behind(TRACKS)
+        };
+        run(setup, with_rest(ops));
+    }
+}
+
+/// A connection that had carried much by its bump left for plain before routers had heard of all of it.
+#[test]
+fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
+    let mut behind_of = 0;
+    for after in (1500..1900).step_by(20) {
+        let ops = vec![
+            (at(1000), Op::Open(begins(PLAIN, [3_000_000; 2]))),
+            (at(1200), Op::Choose(0, 0, SCRAMBLE)),
+            (at(after), Op::Choose(0, 0, PLAIN)),
+        ];
+        let report = run(behind(TRACKS), with_rest(ops));
+        behind_of += report.coverage.get(Seen::RoutersBehind);
+    }
+    assert!(behind_of > 0);
+}
+
 /// Histories that no few lines show.
 ///
 /// - What came late of a connection was compared with the numbers of the next one of the same ends, on another bump (1099511633084).

@@ -1,5 +1,6 @@
 //! Questions to a peer about many connections at once, and moves that it has a part in.
 
+use dibs_core::Time;
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,10 +35,13 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
         match step {
             Step::Unlock => switches::unlock_leaving(m, &pairs, switch.bump).await,
             Step::Look => {
-                let active = match m.is_outside(switch.bump) {
+                let mut active = match m.is_outside(switch.bump) {
                     true => m.active(&pairs).await,
                     false => BTreeSet::new(),
                 };
+                if switch.needs_plain() {
+                    active.extend(shadows::behind(m, &pairs, Time::ZERO).await);
+                }
                 for (live, asked) in &mut turn {
                     asked.handle_look(active.contains(&live.pair()));
                 }
@@ -49,7 +53,14 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
             }
             Step::Drain => {
                 let lives: Vec<M::Live> = turn.iter().map(|(live, _)| *live).collect();
-                shadows::silence(m, &lives).await;
+                let behind = shadows::silence(m, &lives, turn[0].1.attempts()).await;
+                for (live, asked) in turn.iter_mut().filter(|_| switch.needs_plain()) {
+                    if behind.contains(&live.pair()) {
+                        m.end_drains(&live.pair());
+                        asked.handle_behind();
+                        m.tell(News::Behind);
+                    }
+                }
             }
             Step::Leave => leave(m, &mut turn, switch).await,
             Step::Conclude => {
@@ -84,6 +95,7 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
                 }
             }
             Step::Move => warn_of(m, &switches::mark_moved(m, &pairs, switch.bump).await),
+            Step::Rest(time) => m.sleep(time).await,
             Step::Done => break,
         }
         if switch.bump.is_none() && matches!(step, Step::Mark | Step::Move) {

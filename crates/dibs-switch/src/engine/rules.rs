@@ -3,17 +3,18 @@
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 
+use dibs_core::Time;
 use dibs_settings::BumpId;
 
 use super::asks::{self, Move, ROUND, by_peer};
 use super::{
-    Goal, Live as _, Machine, Mark, News, Task, all_of, choices, matches, or_warn, stands_on,
-    switches, update, wants, warn_of,
+    Goal, Live as _, Machine, Mark, News, Shadows, Task, all_of, choices, matches, or_warn,
+    stands_on, switches, update, wants, warn_of,
 };
-use crate::asking::Negotiation;
+use crate::asking::{Conclusion, Negotiation};
 use crate::knock::Refusal;
 use crate::marks::Hand;
-use crate::messages::{Answer, Ground, Outcome, Unanswered};
+use crate::messages::{Ground, Outcome, Unanswered};
 use crate::phase::Moving;
 use crate::rules::Fit;
 
@@ -414,7 +415,7 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
             conn.phase.move_to_moving(*moving);
         });
     }
-    let kept = match bump.is_none() && goal.ground == Ground::Proved {
+    let mut kept = match bump.is_none() && goal.ground == Ground::Proved {
         true => keep_all_uncarried(m, &lives).await,
         false => Kept::new(),
     };
@@ -427,7 +428,9 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
     for (peer, lives) in by_peer::<M>(lives.into_iter()) {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
-            answers = follow_some(m, peer, lives, (&going, goal.ground), answers).await;
+            let moves = follow_some(m, peer, lives, (&going, goal.ground), answers).await;
+            kept.extend(behind(m, &moves));
+            answers = moves.iter().any(|(_, asked)| asked.answer().is_ok());
         }
     }
     for (pair, moving) in &moving {
@@ -476,14 +479,28 @@ async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
     refusals
 }
 
-/// Moves up to [`ROUND`] connections of [`follow`]. `ask`: the peer is asked for its part. Returns whether it answers.
+/// Those of these moves that came to nothing, as routers had not heard of all that went by the bump.
+fn behind<M: Machine>(m: &M, moves: &[Move<M>]) -> Kept {
+    let came_back = |(_, asked): &&Move<M>| asked.conclusion() == Some(Conclusion::TakenBack);
+    let unshown = |pair: &FlowKey| {
+        let unshown = |shadows: &mut Shadows| shadows.get(pair)?.behind(Time::ZERO);
+        m.shadows(unshown).unwrap_or(0)
+    };
+    let why = |(live, _): &Move<M>| {
+        let pair = live.pair();
+        (pair, Refusal::Behind(unshown(&pair).max(1)))
+    };
+    moves.iter().filter(came_back).map(why).collect()
+}
+
+/// Moves up to [`ROUND`] connections of [`follow`]. `ask`: the peer is asked for its part.
 async fn follow_some<M: Machine>(
     m: &M,
     peer: usize,
     lives: &[M::Live],
     (going, ground): (&BTreeMap<FlowKey, Moving>, Ground),
     ask: bool,
-) -> bool {
+) -> Vec<Move<M>> {
     let by_rule = |live: &M::Live| {
         let (moving, own) = (going[&live.pair()], m.hosts(peer).own);
         let mut asked = Negotiation::by_rule(live.meant(), moving, own).on_ground(ground);
@@ -494,6 +511,5 @@ async fn follow_some<M: Machine>(
     };
     let mut moves: Vec<Move<M>> = lives.iter().map(by_rule).collect();
     asks::carry_out(m, peer, &mut moves).await;
-    let mut answers = moves.iter().map(|(_, asked)| asked.answer());
-    answers.any(|answer: Answer| answer.is_ok())
+    moves
 }

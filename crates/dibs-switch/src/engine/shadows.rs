@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_wire::FlowKey;
+use dibs_wire::{FlowKey, SeqNumber};
 use futures_util::future::{Either, select};
 
 use super::knocks::Knocks;
@@ -20,8 +20,11 @@ use crate::shadow::{Numbers, Shadow};
 const SHOWN_EACH: Duration = Duration::from_millis(50);
 /// Time between two looks at which connections are shown in plain.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Time for routers to hear of all that a connection has sent.
+/// Time for routers to hear of all that a connection has sent, at the first attempt. Each further one has twice as much, up to
+/// [`LONGEST`] times.
 const LEVEL_WITHIN: Duration = Duration::from_millis(300);
+/// Most by which that time grows: a busy machine, or a long way.
+const LONGEST: u32 = 4;
 /// Time after which it is shown again where a connection stood that left for plain.
 const PART_AGAIN: Duration = Duration::from_millis(60);
 /// Time between two looks at what it said.
@@ -237,26 +240,50 @@ fn show_parting<M: Machine>(m: &M, conns: BTreeMap<FlowKey, Standing>) -> Result
 }
 
 /// Has connections fall silent that are about to go to plain, and waits until the peer has shown there that it has all that they
-/// have sent: then routers on the way have seen it, too.
-pub(super) async fn silence<M: Machine>(m: &M, lives: &[M::Live]) {
+/// have sent: then routers on the way have seen it, too. Returns those that are [`behind`] even so, after so many `attempts` before
+/// this one.
+pub(super) async fn silence<M: Machine>(
+    m: &M,
+    lives: &[M::Live],
+    attempts: u32,
+) -> BTreeSet<FlowKey> {
     m.silence(lives).await;
-    let pairs: BTreeSet<FlowKey> = lives.iter().map(|live| live.pair()).collect();
-    let is_behind = |conn: &ConnSnapshot| {
-        let shown = pairs.contains(&conn.tuple) && is_shown(m, &conn.tuple);
-        shown
-            && m.shadows(|shadows| {
-                let shadow = shadows.get(&conn.tuple).zip(conn.stands);
-                shadow.is_some_and(|(shadow, (sent, _))| !shadow.is_level(sent))
-            })
-    };
+    let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair()).collect();
     ask(m, pairs.iter().copied());
-    part(m, &Vec::from_iter(pairs.iter().copied())).await;
-    let end = m.now() + LEVEL_WITHIN;
-    while m.now() < end && m.shadows(|shadows| !shadows.is_empty()) {
-        // Without the data path nothing is under way.
-        match m.carried().await {
-            Some(conns) if conns.iter().any(is_behind) => m.sleep(LOOK_EVERY).await,
-            Some(_) | None => return,
+    part(m, &pairs).await;
+    let begin = m.now();
+    let end = begin + LEVEL_WITHIN * (1 << attempts).min(LONGEST);
+    while m.now() < end {
+        if behind(m, &pairs, Time::ZERO).await.is_empty() {
+            return BTreeSet::new();
         }
+        m.sleep(LOOK_EVERY).await;
     }
+    behind(m, &pairs, begin).await
+}
+
+/// Connections of these of which the peer has not shown in plain that it has all that they sent: a router on the way that has not
+/// seen that drops, or answers with a reset, what acknowledges it. Those that both ends call alike count only if the peer has shown
+/// something `since` then: it does not keep them up. None where plain is not kept open.
+pub(super) async fn behind<M: Machine>(m: &M, pairs: &[FlowKey], since: Time) -> BTreeSet<FlowKey> {
+    let is_shown = |pair: &&FlowKey| is_shown(m, pair);
+    let shown: BTreeSet<FlowKey> = pairs.iter().filter(is_shown).copied().collect();
+    if shown.is_empty() || !m.keeps_plain_open() {
+        return BTreeSet::new();
+    }
+    // Without the data path nothing is under way.
+    let conns = m.carried().await.unwrap_or_default();
+    let is_behind = |conn: &&ConnSnapshot| {
+        let is_kept_up = m.is_matched(&conn.tuple);
+        let is_behind = |(shadow, (sent, _)): (&Shadow, (SeqNumber, _))| {
+            !shadow.is_level(sent) && (is_kept_up || shadow.is_heard_since(since))
+        };
+        let behind = |shadows: &mut Shadows| {
+            let shadow = shadows.get(&conn.tuple).zip(conn.stands);
+            shadow.is_some_and(is_behind)
+        };
+        shown.contains(&conn.tuple) && m.shadows(behind)
+    };
+    let behind = conns.iter().filter(is_behind);
+    behind.map(|conn| conn.tuple).collect()
 }

@@ -121,7 +121,11 @@ async fn carry_out<M: Machine>(
             Step::Drain => {
                 m.tell(News::Follows(switch));
                 if is_outside {
-                    shadows::silence(m, &meant).await;
+                    let behind = shadows::silence(m, &meant, 0).await;
+                    // Asked to follow, it does: the peer has left.
+                    if switch.ready && switch.needs_plain() {
+                        keep_back(m, &mut moving, &behind);
+                    }
                 }
             }
             Step::Save => {
@@ -158,6 +162,17 @@ async fn carry_out<M: Machine>(
     match reasons.is_empty() {
         true => Ok(()),
         false => Err(Vec::from_iter(reasons).join("; ")),
+    }
+}
+
+/// Has those go on by their bumps of which routers have not heard all.
+fn keep_back<M: Machine>(m: &M, moving: &mut [&mut Following], behind: &BTreeSet<FlowKey>) {
+    for following in moving {
+        if behind.contains(&following.pair) {
+            following.handle_behind();
+            m.end_drains(&following.pair);
+            m.tell(News::Behind);
+        }
     }
 }
 
