@@ -219,19 +219,17 @@ impl Node {
         let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
-        match peer.flows.find(tuple, bump) {
-            Some(key) => {
-                let (paths, flows) = (&peer.paths, &mut peer.flows);
-                let handover = &mut peer.handover;
-                handover.begin(now, shared, paths, flows, (key, window_scale));
-            }
-            None => {
-                let peer = peer.id.index();
-                shared
-                    .journal
-                    .events
-                    .push(Event::Drained { peer, bump, tuple });
-            }
+        let begins = peer.flows.find(tuple, bump).is_some_and(|key| {
+            let (paths, flows) = (&peer.paths, &mut peer.flows);
+            let handover = &mut peer.handover;
+            handover.begin(now, shared, paths, flows, (key, window_scale))
+        });
+        if !begins {
+            let peer = peer.id.index();
+            shared
+                .journal
+                .events
+                .push(Event::Drained { peer, bump, tuple });
         }
     }
 

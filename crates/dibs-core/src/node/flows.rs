@@ -205,6 +205,15 @@ impl FlowTable {
         Some((conn, ends.tuple, &mut ends.floor))
     }
 
+    /// Time of the last packet of a connection by this bump, if it has gone on by another one since.
+    pub(super) fn left_at(&self, key: Key) -> Option<Time> {
+        let conn = self.conns.get(key)?;
+        let mut lanes = self.ends.get(conn.ends)?.lanes.iter();
+        let is_later = |lane: &Conn| lane.last_seen > conn.last_seen;
+        let has_left = lanes.any(|(_, lane)| self.conns.get(*lane).is_some_and(is_later));
+        has_left.then_some(conn.last_seen)
+    }
+
     /// Notes what the local kernel sent.
     pub(super) fn note_sent(&mut self, key: Key, segment: &Segment<'_>) -> &mut Conn {
         let conn = self.conns.get_mut(key).expect(ENDS);

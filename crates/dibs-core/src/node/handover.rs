@@ -103,7 +103,8 @@ impl Handover {
         }
     }
 
-    /// See [`Node::drain`](super::Node::drain).
+    /// See [`Node::drain`](super::Node::drain). Returns false if nothing is waited for: the connection left this bump for another one
+    /// so long ago that nothing is under way by this one, acknowledged or not.
     pub(super) fn begin(
         &mut self,
         now: Time,
@@ -111,9 +112,13 @@ impl Handover {
         paths: &PathSet,
         flows: &mut FlowTable,
         (key, window_scale): (Key, u8),
-    ) {
+    ) -> bool {
         let (_, longest) = paths.trips(&shared.setup);
         let patience = DRAIN_PATIENCE + 2 * longest;
+        let left = flows.left_at(key);
+        if left.is_some_and(|at| now.since(at) > patience) {
+            return false;
+        }
         let tell_by = now + patience;
         let until = tell_by + HELD * patience;
         if let Some(known) = self.drains.iter_mut().find(|d| d.key == key) {
@@ -121,7 +126,7 @@ impl Handover {
             known.told = false;
             known.tell_by = tell_by;
             known.until = until;
-            return;
+            return true;
         }
         let known = flows.with_ends(key);
         let (conn, tuple, _) = known.expect("a tuple leads to its connection");
@@ -142,6 +147,7 @@ impl Handover {
             conn.clamp.as_mut().filter(|_| is_level)?.limit(&mut tcp);
             Some(tcp)
         });
+        true
     }
 
     /// See [`Node::end_drain`](super::Node::end_drain).

@@ -171,6 +171,45 @@ fn a_kernel_is_silent_once_its_window_has_closed() {
     assert_eq!(given(&pair), (50_001, WINDOW));
 }
 
+/// What a connection sent last by a bump was acknowledged by the next one: whoever waited for that there waited in vain.
+#[test]
+fn a_bump_that_a_connection_left_for_another_one_is_not_waited_for() {
+    let mut pair = Pair::connected();
+    pair.send(0, 1, &text(50_000), 0, 1);
+    pair.send_ack(1, 1);
+    pair.run(Duration::from_millis(100));
+    pair.bump = bump::SEAL;
+    pair.send(0, 50_001, &text(50_000), 0, 2);
+    pair.send_ack(1, 100_001);
+    pair.run(Duration::from_millis(5));
+    let drained = |pair: &Pair, on: BumpId| {
+        let is = |event: &&Event| matches!(event, Event::Drained { bump, .. } if *bump == on);
+        pair.events[0].iter().filter(is).count()
+    };
+    let drain = |pair: &mut Pair| {
+        for bump in [BUMP, bump::SEAL] {
+            let now = pair.now;
+            pair.nodes[0].drain(now, bump, tuple(0), 7);
+        }
+        pair.run(Duration::from_millis(15));
+        [BUMP, bump::SEAL].map(|bump| drained(pair, bump))
+    };
+    assert_eq!(drain(&mut pair), [0, 1], "it may still be under way");
+    pair.run(Duration::from_millis(200));
+    assert_eq!([BUMP, bump::SEAL].map(|bump| drained(&pair, bump)), [1, 1]);
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.nodes[0].end_drain(bump::SEAL, tuple(0));
+    let before = pair.injected[0].len();
+    assert_eq!(drain(&mut pair), [2, 2]);
+    let last = pair.injected[0][before..].iter().map(|frame| {
+        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
+            panic!("a segment");
+        };
+        segment.ack.raw()
+    });
+    assert!(last.into_iter().all(|ack| ack == 100_001), "no old word");
+}
+
 /// A far end that has left for plain says something there with its window open, for this end has not closed that. What the kernel here
 /// then sends by the bump is acknowledged in plain, where a router that has not seen it answers with a reset.
 #[test]
