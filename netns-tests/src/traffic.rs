@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use dibs_lab::load::join;
+use dibs_lab::load::{join, retransmissions};
 use dibs_netns::{HANG, Host, wait_for, wait_until};
 use nix::unistd::{Uid, geteuid, setfsuid};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -37,10 +37,22 @@ pub struct Talk {
     pub plaintexts: [Plaintext; 2],
     /// The client's end.
     pub client: SocketAddr,
-    received: [Arc<AtomicU64>; 2],
+    /// Of the client's bytes, of the server's.
+    received: [Arc<Received>; 2],
+    ends: [TcpStream; 2],
+    /// Segments that both ends had sent again when somebody last asked.
+    resent: AtomicU64,
     stop: Arc<AtomicBool>,
     writers: Vec<JoinHandle<Result<u64>>>,
     readers: Vec<JoinHandle<Result<u64>>>,
+}
+
+/// What arrived at an end.
+#[derive(Debug, Default)]
+struct Received {
+    bytes: AtomicU64,
+    /// Longest time without any since somebody last asked.
+    pause_us: AtomicU64,
 }
 
 impl Talk {
@@ -74,6 +86,8 @@ impl Talk {
             plaintexts: [next_plaintext(), next_plaintext()],
             client: near.local_addr()?,
             received: Default::default(),
+            ends: [near.try_clone()?, far.try_clone()?],
+            resent: AtomicU64::new(0),
             stop: Arc::default(),
             writers: Vec::new(),
             readers: Vec::new(),
@@ -96,7 +110,7 @@ impl Talk {
     pub fn received(&self) -> [u64; 2] {
         self.received
             .each_ref()
-            .map(|count| count.load(Ordering::Relaxed))
+            .map(|received| received.bytes.load(Ordering::Relaxed))
     }
 
     /// Waits until so many more bytes have arrived in each direction.
@@ -115,6 +129,20 @@ impl Talk {
             .with_context(|| format!("received {from:?}, then {:?}", self.received()))?;
         ensure!(advanced(), "the connection broke at {:?}", self.received());
         Ok(())
+    }
+
+    /// Segments that both ends sent again, and the longest time in which nothing arrived at one of them, since the call before.
+    ///
+    /// # Errors
+    /// If the system does not tell.
+    pub fn strain(&self) -> Result<(u64, Duration)> {
+        let resent = self.ends.iter().map(retransmissions);
+        let resent: u64 = resent.sum::<Result<u64>>()?;
+        let before = self.resent.swap(resent, Ordering::Relaxed);
+        let received = self.received.iter();
+        let longest = received.map(|it| it.pause_us.swap(0, Ordering::Relaxed));
+        let longest = longest.max().expect("there are two ends");
+        Ok((resent - before, Duration::from_micros(longest)))
     }
 
     /// Waits for a time in which nothing arrives in either direction.
@@ -185,7 +213,7 @@ pub fn echo(from: &Host, to: &Host, server: SocketAddr, bytes: usize) -> Result<
         sending.write_all(&message).context("send")?;
         sending.shutdown(Shutdown::Write).context("shutdown")
     })?;
-    let received = read_all(&mut near, plaintext, &AtomicU64::new(0));
+    let received = read_all(&mut near, plaintext, &Received::default());
     let done = join(vec![answer, writer]);
     let received = received?;
     done?;
@@ -348,7 +376,7 @@ fn again(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<us
     }
 }
 
-fn read(mut stream: TcpStream, plaintext: Plaintext, received: &AtomicU64) -> Result<u64> {
+fn read(mut stream: TcpStream, plaintext: Plaintext, received: &Received) -> Result<u64> {
     let read = read_all(&mut stream, plaintext, received);
     if read.is_err() {
         // The far writer is to know.
@@ -357,8 +385,8 @@ fn read(mut stream: TcpStream, plaintext: Plaintext, received: &AtomicU64) -> Re
     read
 }
 
-fn read_all(stream: &mut TcpStream, plaintext: Plaintext, received: &AtomicU64) -> Result<u64> {
-    let mut total = 0;
+fn read_all(stream: &mut TcpStream, plaintext: Plaintext, received: &Received) -> Result<u64> {
+    let (mut total, mut last) = (0, Instant::now());
     let (mut buffer, mut expected) = ([0; CHUNK], [0; CHUNK]);
     loop {
         let read = again(|| stream.read(&mut buffer)).context("receive")?;
@@ -370,6 +398,9 @@ fn read_all(stream: &mut TcpStream, plaintext: Plaintext, received: &AtomicU64) 
             bail!("the {read} bytes from {total} on are not those sent");
         }
         total += read as u64;
-        received.store(total, Ordering::Relaxed);
+        received.bytes.store(total, Ordering::Relaxed);
+        let paused = std::mem::replace(&mut last, Instant::now()).elapsed();
+        let paused = paused.as_micros() as u64;
+        received.pause_us.fetch_max(paused, Ordering::Relaxed);
     }
 }

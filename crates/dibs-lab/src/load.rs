@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow};
 
 pub use latency::Latency;
 pub use nginx::nginx;
-pub use sockets::{Transport, accept, set_congestion};
+pub use sockets::{Transport, accept, retransmissions, set_congestion};
 pub use throughput::{Throughput, ThroughputReport, Transfer};
 
 /// Results of all these threads; waits for every one of them.

@@ -108,7 +108,10 @@ fn settle(stream: TcpStream) -> io::Result<TcpStream> {
 }
 
 /// Segments that a TCP connection has retransmitted (TCP_INFO).
-pub(crate) fn retransmissions(stream: &TcpStream) -> Result<u64> {
+///
+/// # Errors
+/// If the system does not tell.
+pub fn retransmissions(stream: &TcpStream) -> Result<u64> {
     // SAFETY: all zero is a valid tcp_info, which has nothing but integers.
     #[allow(unsafe_code)]
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
