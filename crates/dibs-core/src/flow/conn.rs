@@ -552,11 +552,18 @@ impl Conn {
         }
     }
 
-    /// True if the local kernel sends this although the connection is about to leave its bump: the window for it came by another way.
-    pub fn is_to_be_silent(&self, segment: &Segment<'_>) -> bool {
+    /// What passes of a segment of the local kernel that is to be silent, as the connection is about to leave its bump: its
+    /// acknowledgement, behind what was sent before. None if all of it passes.
+    pub fn silenced<'a>(&self, segment: &Segment<'a>) -> Option<Segment<'a>> {
         let ends = segment.flags & (flags::SYN | flags::RST) != 0;
-        let clamp = self.clamp.as_ref().filter(|_| !ends);
-        clamp.is_some_and(|clamp| clamp.refuses(end_of(segment)))
+        let clamp = self.clamp.as_ref().filter(|_| !ends)?;
+        let seq = clamp.refuses(end_of(segment))?;
+        Some(Segment {
+            seq,
+            flags: segment.flags & flags::ACK,
+            payload: &[],
+            ..*segment
+        })
     }
 
     /// Notes where the local kernel stands, which sends `by` this bump or another one. False if nothing is to be compared.

@@ -34,9 +34,10 @@ impl WindowClamp {
         self.is_shut |= { self.latest }.is_none_or(|latest| !self.edge.is_after(latest.ack));
     }
 
-    /// True if a kernel that sends up to `end` has its window from another way than the bump.
-    pub fn refuses(&self, end: SeqNumber) -> bool {
-        self.is_shut && end.is_after(self.edge)
+    /// Number behind what the kernel sent before, if it sends up to `end` though its window is closed: it has one from another way than
+    /// the bump.
+    pub fn refuses(&self, end: SeqNumber) -> Option<SeqNumber> {
+        (self.is_shut && end.is_after(self.edge)).then_some(self.edge)
     }
 
     /// The kernel sent more: what it had under way when the window closed.
@@ -120,18 +121,19 @@ mod tests {
     fn nothing_more_is_taken_of_a_kernel_that_knows_its_window_closed() {
         let number = SeqNumber::new;
         let mut unheard = WindowClamp::new(number(1000), 0);
-        assert!(!unheard.refuses(number(2000)));
+        let edge = Some(number(1000));
+        assert_eq!(unheard.refuses(number(2000)), None);
         unheard.shut();
-        assert!(unheard.refuses(number(2000)), "no window can be closed");
+        assert_eq!(unheard.refuses(number(2000)), edge, "it cannot be closed");
         let mut clamp = WindowClamp::new(number(1000), 0);
         clamp.limit(&mut ack(900, 700));
         clamp.shut();
-        assert!(!clamp.refuses(number(2000)), "100 bytes are under way");
+        assert_eq!(clamp.refuses(number(2000)), None, "some are under way");
         clamp.limit(&mut ack(1000, 700));
-        assert!(!clamp.refuses(number(2000)), "it may not have heard of it");
+        assert_eq!(clamp.refuses(number(2000)), None, "it may not know yet");
         clamp.shut();
-        assert!(!clamp.refuses(number(1000)), "this is sent again");
-        assert!(clamp.refuses(number(1001)));
+        assert_eq!(clamp.refuses(number(1000)), None, "this is sent again");
+        assert_eq!(clamp.refuses(number(1001)), edge);
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Peer {
         receiver.on_local_answer(&mut cx, key, segment.tuple);
         let (conn, _, floor) = cx.flows.with_ends(key).expect("it was just found");
         conn.note_segment(now, segment, session);
-        let is_to_be_silent = conn.is_to_be_silent(segment);
+        let silenced = conn.silenced(segment);
         if let Some((_, tsecr)) = segment.timestamps
             && segment.has(flags::ACK)
         {
@@ -119,11 +119,12 @@ impl Peer {
         if segment.has(flags::ACK) {
             receiver.on_local_ack(&mut cx, key, segment.ack);
         }
-        // The far end may have left already: what it acknowledged of this in plain would be more than routers there have seen.
-        if is_to_be_silent {
+        // The far end may have left already: what it acknowledged of this in plain would be more than routers there have seen. But what
+        // this acknowledges may be all that the far kernel waits for.
+        if silenced.is_some() {
             shared.count(Counter::SilenceBroken);
-            return Taken::Done;
         }
+        let segment = silenced.as_ref().unwrap_or(segment);
         let conn = self.flows.note_sent(key, segment);
         if conn.compare(now, None) == Compared::Differ {
             let tuple = segment.tuple;

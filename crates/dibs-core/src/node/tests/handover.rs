@@ -228,6 +228,13 @@ fn a_kernel_that_gets_a_window_in_plain_is_not_carried_on() {
     pair.send(0, 50_001, &data, 0, 2);
     pair.run(Duration::from_millis(20));
     assert_eq!((pair.stream(1).len(), broken(&pair)), (before, 1));
+    // The far kernel waits for what that acknowledges.
+    let injected = pair.injected[1].last().unwrap();
+    let Ok(Packet::Tcp(bare)) = packet::parse(&injected[virtio::LEN..]) else {
+        panic!("a segment");
+    };
+    assert!(bare.payload.is_empty() && bare.has(flags::ACK));
+    assert_eq!(bare.seq, SeqNumber::new(50_001));
     let stands = pair.nodes[0].conns()[0].stands.expect("it is known");
     assert_eq!(stands.0, SeqNumber::new(50_001), "nothing is under way");
     // It stays there after all, and its TCP sends again what is missing.
