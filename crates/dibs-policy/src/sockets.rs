@@ -90,6 +90,9 @@ impl fmt::Display for Process {
 
 /// The connected TCP sockets of these connections, as they send; those that there are not are missing.
 pub async fn find(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
+    if connections.len() > LOOKUPS {
+        return list_of(connections).await;
+    }
     let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
     let mut found = Vec::with_capacity(connections.len());
     let mut missing = Vec::new();
@@ -102,12 +105,11 @@ pub async fn find(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
     if missing.is_empty() {
         return Ok(found);
     }
-    // One that is bound to a device is found only by that. To list all sockets takes the kernel a
-    // millisecond and more however few there are: it looks through a table for very many.
+    // One that is bound to a device is found only by that. To list all sockets takes the kernel
+    // milliseconds however few there are: it looks through a table for very many.
     let devices = if_nameindex().map_err(|error| Error::netlink("list devices")(error.into()))?;
     if missing.len() * devices.iter().count() > LOOKUPS {
-        let meant = |socket: &TcpSocket| missing.contains(&socket.key);
-        found.extend(list(|socket| Some(socket).filter(meant)).await?);
+        found.extend(list_of(&missing).await?);
         return Ok(found);
     }
     for key in &missing {
@@ -119,6 +121,12 @@ pub async fn find(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
         }
     }
     Ok(found)
+}
+
+/// Those of all connected TCP sockets that are of these connections.
+async fn list_of(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
+    let meant: HashSet<FlowKey> = connections.iter().copied().collect();
+    list(|socket| Some(socket).filter(|socket| meant.contains(&socket.key))).await
 }
 
 /// The connected TCP socket of this connection that is bound to `device`, or to none.

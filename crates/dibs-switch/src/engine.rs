@@ -337,16 +337,8 @@ pub trait Machine {
     /// # Errors
     /// As of [`lives`](Self::lives).
     async fn entries(&self) -> Result<Vec<(Ends, Entry)>, Self::Fault>;
-    /// Pickings of `pick` among all connections that are on a bump by their marks.
-    ///
-    /// # Errors
-    /// As of [`lives`](Self::lives).
-    async fn bumped<T>(
-        &self,
-        pick: impl Fn(&Self::Live, &Tracked) -> Option<T>,
-    ) -> Result<Vec<T>, Self::Fault>;
-    /// All sockets, and whether neither end has begun to end them; and the entries that are on bumps: of these and of `known`,
-    /// or, without that, all.
+    /// Sockets, and whether neither end has begun to end them, and the entries that are on bumps: of `known`, and of others if that
+    /// is no more work; or, without that, all.
     ///
     /// # Errors
     /// As of [`lives`](Self::lives).

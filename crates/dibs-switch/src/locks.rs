@@ -119,7 +119,7 @@ impl Lock {
     }
 
     /// The bump that something is known of.
-    fn bump(&self) -> Option<BumpId> {
+    pub(crate) fn bump(&self) -> Option<BumpId> {
         match self.0 {
             State::Open => None,
             State::Asked { bump }

@@ -207,6 +207,12 @@ impl Conn {
         self.ended
     }
 
+    /// Bumps that its mark may say, as far as is known.
+    fn marked_on(&self) -> impl Iterator<Item = BumpId> {
+        let bumps = [self.place.marked(), self.place.followed()];
+        bumps.into_iter().flatten()
+    }
+
     /// True if anything is known of it that stands in its mark.
     pub fn is_marked(&self) -> bool {
         self.choice.get().is_some() || self.place.is_marked()
@@ -364,6 +370,23 @@ impl ConnTable {
             moved.extend(bump.map(|bump| (*pair, bump)));
         });
         moved
+    }
+
+    /// Connections on bumps, as far as is known, that the peer is to be asked about by now.
+    pub fn unconfirmed(&self, now: Time) -> impl Iterator<Item = FlowKey> {
+        let wants = move |conn: &Conn| {
+            let mut bumps = conn.marked_on();
+            bumps.any(|bump| conn.lock.wants_asking(bump, now))
+        };
+        let unconfirmed = self.0.iter().filter(move |(_, conn)| wants(conn));
+        unconfirmed.map(|(pair, _)| *pair)
+    }
+
+    /// Connections that are on bumps, as far as is known, or that anything is known of about locking them.
+    pub fn lockable(&self) -> impl Iterator<Item = FlowKey> {
+        let lockable = |conn: &Conn| conn.lock.bump().or(conn.marked_on().next()).is_some();
+        let lockable = self.0.iter().filter(move |(_, conn)| lockable(conn));
+        lockable.map(|(pair, _)| *pair)
     }
 
     /// All that are locked.

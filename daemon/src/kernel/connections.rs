@@ -80,6 +80,20 @@ pub(crate) async fn sockets_of(
     Ok(lives.map(|live| (live.pair, live)).collect())
 }
 
+/// The sockets of those of these connections that there are, and perhaps of others.
+pub(crate) async fn sockets_named(
+    kernel: &Kernel,
+    pairs: &[FlowKey],
+) -> anyhow::Result<Vec<(FlowKey, Socket)>> {
+    let named = |live: Live| (live.pair, live.socket);
+    // Of many nothing else is kept.
+    if pairs.len() > LOOKUPS {
+        return sockets_as(kernel, |live| Some(named(live))).await;
+    }
+    let found = sockets_of(kernel, pairs).await?;
+    Ok(found.into_values().map(named).collect())
+}
+
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
     Some(Live {
         pair: socket.key,

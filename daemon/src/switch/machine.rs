@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_policy::conntrack::Connection;
+use dibs_policy::conntrack::{Connection, LOOKUPS};
 use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
@@ -224,37 +224,24 @@ impl Machine for Daemon {
         Ok(self.kernel.conntrack()?.list(entry).await?)
     }
 
-    async fn bumped<T>(
-        &self,
-        pick: impl Fn(&Live, &Tracked) -> Option<T>,
-    ) -> anyhow::Result<Vec<T>> {
-        if self.state.borrow().installed.is_empty() {
-            return Ok(Vec::new());
-        }
-        let _turn = self.kernel.looking().await;
-        // There may be thousands: of most, nothing is kept.
-        let pairs = connections::sockets_as(&self.kernel, |live| Some(live.pair)).await?;
-        let tracked = entries::tracked_of(self, &pairs).await?;
-        connections::sockets_as(&self.kernel, |live| pick(&live, &tracked)).await
-    }
-
     async fn survey(
         &self,
         known: Option<Vec<FlowKey>>,
     ) -> anyhow::Result<(Vec<(FlowKey, bool)>, Tracked)> {
         let _turn = self.kernel.looking().await;
-        let ends = |live: Live| Some((live.pair, live.established));
-        let lives = connections::sockets_as(&self.kernel, ends).await?;
-        let tracked = match known {
-            None => entries::tracked(self).await?,
-            Some(mut known) => {
-                known.extend(lives.iter().map(|(pair, _)| *pair));
-                known.sort_unstable();
-                known.dedup();
-                entries::tracked_of(self, &known).await?
-            }
-        };
-        Ok((lives, tracked))
+        let ends = |live: &Live| (live.pair, live.established);
+        // To list all takes the kernel milliseconds, however few there are.
+        if let Some(known) = known.as_ref().filter(|known| known.len() <= LOOKUPS) {
+            let mut lives = connections::sockets_of(&self.kernel, known).await?;
+            // The other end of some may be ours as well.
+            let missing = known.iter().filter(|pair| !lives.contains_key(pair));
+            let missing: Vec<FlowKey> = missing.map(|pair| pair.reversed()).collect();
+            lives.extend(connections::sockets_of(&self.kernel, &missing).await?);
+            let tracked = entries::tracked_of(self, known).await?;
+            return Ok((lives.values().map(ends).collect(), tracked));
+        }
+        let lives = connections::sockets_as(&self.kernel, |live| Some(ends(&live))).await?;
+        Ok((lives, entries::tracked(self).await?))
     }
 
     async fn active(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {

@@ -285,25 +285,18 @@ impl Machine for Host {
         Ok(tracked.iter().map(entry).collect())
     }
 
-    async fn bumped<T>(
-        &self,
-        pick: impl Fn(&Live, &Tracked) -> Option<T>,
-    ) -> Result<Vec<T>, Unable> {
-        let lives = self.speaking();
-        let chains = self.chains.borrow();
-        let tracked = tracked(&chains, chains.marks.keys());
-        let picked = lives.iter().filter_map(|live| pick(live, &tracked));
-        Ok(picked.collect())
-    }
-
     async fn survey(
         &self,
-        _: Option<Vec<FlowKey>>,
+        known: Option<Vec<FlowKey>>,
     ) -> Result<(Vec<(FlowKey, bool)>, Tracked), Unable> {
         let (found, chains) = (self.found.borrow(), self.chains.borrow());
-        let lives = { found.iter() }.filter(|(_, found)| found.state != State::Listen);
+        let known = known.map(BTreeSet::from_iter);
+        let is_meant = |pair: &&FlowKey| known.as_ref().is_none_or(|known| known.contains(*pair));
+        let lives =
+            { found.iter() }.filter(|(pair, found)| found.state != State::Listen && is_meant(pair));
         let lives = lives.map(|(pair, found)| (*pair, found.state == State::Established));
-        Ok((lives.collect(), tracked(&chains, chains.marks.keys())))
+        let meant = chains.marks.keys().filter(is_meant);
+        Ok((lives.collect(), tracked(&chains, meant)))
     }
 
     async fn active(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey> {

@@ -13,7 +13,7 @@ use crate::conns::Meant;
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
 use crate::table::ConnTable;
-use crate::tracked::{Mend, Tracked};
+use crate::tracked::{Entry, Mend, Tracked};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -59,21 +59,35 @@ async fn lock_due<M: Machine>(m: &M) -> Result<(), M::Fault> {
     m.mend(&mends).await
 }
 
-/// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are alive or
-/// that are known to be locked, or of the `whole` table.
+/// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are known to be on bumps
+/// or locked, or of the `whole` table.
 async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
     if !m.is_steering() {
         return Ok(());
     }
     let now = m.now();
     // Before the sockets: what is locked and has none has ended.
-    let known = m.conns(|conns| conns.locked().chain(conns.locks_due(now)).collect());
+    let known: Vec<FlowKey> = m.conns(|conns| conns.lockable().collect());
+    if known.is_empty() && !whole {
+        return Ok(());
+    }
     let (mut lives, tracked) = m.survey(Some(known).filter(|_| !whole)).await?;
     lives.sort_unstable();
     let lives = |pair: &FlowKey| {
         let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
         Some(lives[at].1)
     };
+    if whole {
+        // What no event told of.
+        let is_missed = |(pair, entry): &&(FlowKey, Entry)| {
+            let is_on = entry.mark.bump.is_some() && lives(pair).is_some();
+            is_on && m.conns(|conns| conns.get(pair).place.followed().is_none())
+        };
+        for (pair, entry) in tracked.iter().filter(is_missed) {
+            let ends = [*pair, pair.reversed()];
+            m.note_followed(&ends, entry.mark.bump).await;
+        }
+    }
     let passes = |pair: &FlowKey| m.passes(pair);
     let mends = m.conns(|conns| conns.mend_locks(now, &tracked, lives, passes));
     m.mend(&mends).await
@@ -90,15 +104,20 @@ pub(super) async fn unconfirmed<M: Machine>(
     if !m.locks() {
         return Ok(asking);
     }
-    let wants_asking = |live: &M::Live, tracked: &Tracked| {
-        let bump = stays_on(m, live, tracked)?;
+    let unconfirmed: Vec<FlowKey> = m.conns(|conns| conns.unconfirmed(m.now()).collect());
+    if unconfirmed.is_empty() {
+        return Ok(asking);
+    }
+    let (lives, tracked) = m.look_up(&unconfirmed).await?;
+    for live in unconfirmed.iter().filter_map(|pair| lives.get(pair)) {
+        let Some(bump) = stays_on(m, live, &tracked) else {
+            continue;
+        };
         let lock = m.conns(|conns| conns.get(&live.pair()).lock);
-        let wants = lock.wants_asking(bump, m.now());
-        wants.then(|| (live.peer(), bump, live.meant()))
-    };
-    for (peer, bump, conn) in m.bumped(wants_asking).await? {
-        let of_peer = asking.entry(peer).or_default();
-        of_peer.entry(bump).or_default().push(conn);
+        if lock.wants_asking(bump, m.now()) {
+            let of_peer = asking.entry(live.peer()).or_default();
+            of_peer.entry(bump).or_default().push(live.meant());
+        }
     }
     Ok(asking)
 }
