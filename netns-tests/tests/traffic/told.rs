@@ -1,7 +1,11 @@
 //! What stands in the way without any fault of the daemons is said, with what to do.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use netns_tests::daemon::wait;
+use netns_tests::topology::server;
+use netns_tests::traffic::{Talk, connect};
 use netns_tests::{Node, Setup, isolated};
 use serde_json::Value;
 
@@ -22,7 +26,11 @@ fn a_firewall_that_drops_what_comes_by_the_tun() {
         Setup::new().run(|net| {
             let drops = "INPUT -i dibs1 -j DROP";
             for which in ["a", "b"] {
-                let talk = net.talk(7000)?;
+                // It is on its way at any moment: what is asked is whether it is acknowledged.
+                let (a, b) = (&net.a.host, &net.b.host);
+                let ends = connect(a, b, server(7000))?;
+                let pauses = [Duration::ZERO, Duration::from_millis(32)];
+                let talk = Talk::in_bursts(pauses.map(Some), a, b, ends)?;
                 let host = if which == "a" {
                     &net.a.host
                 } else {

@@ -552,7 +552,7 @@ impl Conn {
         }
     }
 
-    /// What passes of a segment of the local kernel that is to be silent, as the connection is about to leave its bump: its
+    /// Part that passes of a segment of the local kernel that is to be silent, as the connection is about to leave its bump: its
     /// acknowledgement, behind what was sent before. None if all of it passes.
     pub fn silenced<'a>(&self, segment: &Segment<'a>) -> Option<Segment<'a>> {
         let ends = segment.flags & (flags::SYN | flags::RST) != 0;
