@@ -2,7 +2,7 @@
 
 use dibs_settings::BumpId;
 use dibs_wire::frame::{Chunk, Frame, Frames};
-use dibs_wire::packet::{Segment, flags};
+use dibs_wire::packet::{IpMeta, Segment, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 
 use super::association::{Association, News};
@@ -27,6 +27,7 @@ use crate::in_flight::InFlight;
 use crate::path::AckFrame;
 use crate::path_index::PathIndex;
 use crate::session::{Established, Opened, PathId, PeerId, Received, Session, SessionId};
+use crate::slab::Key;
 use crate::tcp_fields::{self, OwnedFields};
 use crate::time::Time;
 
@@ -87,6 +88,29 @@ impl Peer {
         (&mut self.receiver, cx)
     }
 
+    /// Queues a segment without data, beside the stream.
+    fn queue_empty(
+        &mut self,
+        shared: &mut Shared,
+        bump: BumpId,
+        key: Key,
+        segment: &Segment<'_>,
+        meta: IpMeta,
+    ) {
+        let empty = EmptyOut {
+            conn: key,
+            seq: segment.seq,
+            tcp: OwnedFields::new(&tcp_fields::of_segment(segment, meta)),
+        };
+        let waiting = match shared.setup.bumps.of(bump).split() {
+            Some(_) => &mut self.queues.shares.segments,
+            None => &mut self.queues.segments,
+        };
+        if !empty.queue(waiting) {
+            shared.count(Counter::QueueFull);
+        }
+    }
+
     /// Takes a TCP segment of the local kernel.
     pub(crate) fn take_segment(
         &mut self,
@@ -121,10 +145,13 @@ impl Peer {
         }
         // The far end may have left already: what it acknowledged of this in plain would be more than routers there have seen. But what
         // this acknowledges may be all that the far kernel waits for.
-        if silenced.is_some() {
+        if let Some(bare) = silenced {
             shared.count(Counter::SilenceBroken);
+            let meta = self.flows.get(key).map(|conn| conn.out.meta);
+            let meta = meta.expect("it was just found");
+            self.queue_empty(shared, bump, key, &bare, meta);
+            return Taken::Done;
         }
-        let segment = silenced.as_ref().unwrap_or(segment);
         let conn = self.flows.note_sent(key, segment);
         if conn.compare(now, None) == Compared::Differ {
             let tuple = segment.tuple;
@@ -136,18 +163,8 @@ impl Peer {
                 && !syn
                 && (conn.out.stream.base().is_some() || !conn.out.queue.is_empty());
             if !in_stream {
-                let empty = EmptyOut {
-                    conn: key,
-                    seq: segment.seq,
-                    tcp: OwnedFields::new(&tcp_fields::of_segment(segment, conn.out.meta)),
-                };
-                let waiting = match shared.setup.bumps.of(bump).split() {
-                    Some(_) => &mut self.queues.shares.segments,
-                    None => &mut self.queues.segments,
-                };
-                if !empty.queue(waiting) {
-                    shared.count(Counter::QueueFull);
-                }
+                let meta = conn.out.meta;
+                self.queue_empty(shared, bump, key, segment, meta);
                 return Taken::Done;
             }
         } else if syn {
