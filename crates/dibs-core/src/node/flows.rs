@@ -43,6 +43,8 @@ struct Ends {
     tuple: FlowKey,
     /// The bumps that it was on, as far as they are not forgotten.
     lanes: SmallVec<[(BumpId, Key); 1]>,
+    /// The bump that the local kernel sent by last.
+    sent_by: Option<BumpId>,
     floor: TsvalFloor,
     /// Number of the local kernel's first segment since the connection came from plain, and what that acknowledges: so much went in
     /// plain.
@@ -205,13 +207,11 @@ impl FlowTable {
         Some((conn, ends.tuple, &mut ends.floor))
     }
 
-    /// Time of the last packet of a connection by this bump, if it has gone on by another one since.
+    /// Time of the last packet of a connection by this bump, if the local kernel has gone on by another one since.
     pub(super) fn left_at(&self, key: Key) -> Option<Time> {
         let conn = self.conns.get(key)?;
-        let mut lanes = self.ends.get(conn.ends)?.lanes.iter();
-        let is_later = |lane: &Conn| lane.last_seen > conn.last_seen;
-        let has_left = lanes.any(|(_, lane)| self.conns.get(*lane).is_some_and(is_later));
-        has_left.then_some(conn.last_seen)
+        let by = self.ends.get(conn.ends)?.sent_by?;
+        (by != conn.bump).then_some(conn.last_seen)
     }
 
     /// Notes what the local kernel sent.
@@ -220,6 +220,7 @@ impl FlowTable {
         let ends = self.ends.get_mut(conn.ends).expect(ENDS);
         conn.note_sent(segment, &mut ends.entered);
         let by = conn.bump;
+        ends.sent_by = Some(by);
         // The peer sends by another bump if rules of both hosts contradict each other.
         for (_, lane) in ends.lanes.iter().filter(|(_, lane)| *lane != key) {
             let lane = self.conns.get_mut(*lane).expect(ENDS);
@@ -381,6 +382,7 @@ impl FlowTable {
         let key = self.ends.insert(Ends {
             tuple,
             lanes: SmallVec::new(),
+            sent_by: None,
             floor: TsvalFloor::default(),
             entered: None,
             call: None,

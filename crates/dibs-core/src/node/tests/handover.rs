@@ -2,6 +2,14 @@
 
 use super::*;
 
+/// Segment that a kernel was given.
+fn segment(frame: &[u8]) -> packet::Segment<'_> {
+    let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
+        panic!("a segment");
+    };
+    segment
+}
+
 #[test]
 fn a_chain_waits_for_what_went_before_it_in_plain() {
     let mut pair = Pair::connected();
@@ -41,9 +49,7 @@ fn what_waits_acknowledges_no_less_than_what_passes_it() {
     pair.run(Duration::from_millis(5));
     pair.assert_stream(1, &data);
     let acks = pair.injected[1].iter().map(|frame| {
-        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
-            panic!("a segment");
-        };
+        let segment = segment(frame);
         (segment.payload.is_empty(), segment.ack.raw())
     });
     let acks: Vec<_> = acks.collect();
@@ -65,9 +71,7 @@ fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
         tuple: tuple(0),
     };
     let window_of = |frame: &Vec<u8>| {
-        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
-            panic!("a segment");
-        };
+        let segment = segment(frame);
         (segment.ack, segment.window)
     };
 
@@ -142,10 +146,7 @@ fn a_kernel_is_silent_once_its_window_has_closed() {
         pair.events[0].iter().filter(told).count()
     };
     let given = |pair: &Pair| {
-        let Ok(Packet::Tcp(last)) = packet::parse(&pair.injected[0].last().unwrap()[virtio::LEN..])
-        else {
-            panic!("a segment");
-        };
+        let last = segment(pair.injected[0].last().unwrap());
         (last.ack.raw(), last.window)
     };
     let now = pair.now;
@@ -171,7 +172,7 @@ fn a_kernel_is_silent_once_its_window_has_closed() {
     assert_eq!(given(&pair), (50_001, WINDOW));
 }
 
-/// What a connection sent last by a bump was acknowledged by the next one: whoever waited for that there waited in vain.
+/// The last bytes by a bump that a connection left were acknowledged by the next one, so the first one never heard of that.
 #[test]
 fn a_bump_that_a_connection_left_for_another_one_is_not_waited_for() {
     let mut pair = Pair::connected();
@@ -201,13 +202,10 @@ fn a_bump_that_a_connection_left_for_another_one_is_not_waited_for() {
     pair.nodes[0].end_drain(bump::SEAL, tuple(0));
     let before = pair.injected[0].len();
     assert_eq!(drain(&mut pair), [2, 2]);
-    let last = pair.injected[0][before..].iter().map(|frame| {
-        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
-            panic!("a segment");
-        };
-        segment.ack.raw()
-    });
-    assert!(last.into_iter().all(|ack| ack == 100_001), "no old word");
+    let mut given = pair.injected[0][before..]
+        .iter()
+        .map(|frame| segment(frame).ack.raw());
+    assert!(given.all(|ack| ack == 100_001), "no old word");
 }
 
 /// A far end that has left for plain says something there with its window open, for this end has not closed that. What the kernel here
@@ -229,10 +227,7 @@ fn a_kernel_that_gets_a_window_in_plain_is_not_carried_on() {
     pair.run(Duration::from_millis(20));
     assert_eq!((pair.stream(1).len(), broken(&pair)), (before, 1));
     // The far kernel waits for what that acknowledges.
-    let injected = pair.injected[1].last().unwrap();
-    let Ok(Packet::Tcp(bare)) = packet::parse(&injected[virtio::LEN..]) else {
-        panic!("a segment");
-    };
+    let bare = segment(pair.injected[1].last().unwrap());
     assert!(bare.payload.is_empty() && bare.has(flags::ACK));
     assert_eq!(bare.seq, SeqNumber::new(50_001));
     let stands = pair.nodes[0].conns()[0].stands.expect("it is known");
