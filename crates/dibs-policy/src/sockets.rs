@@ -123,7 +123,7 @@ pub async fn find(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
     Ok(found)
 }
 
-/// Those of all connected TCP sockets that are of these connections.
+/// The connected TCP sockets of these connections, as [`list`] finds them.
 async fn list_of(connections: &[FlowKey]) -> Result<Vec<TcpSocket>, Error> {
     let meant: HashSet<FlowKey> = connections.iter().copied().collect();
     list(|socket| Some(socket).filter(|socket| meant.contains(&socket.key))).await

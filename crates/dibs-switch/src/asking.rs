@@ -62,7 +62,7 @@ enum Phase {
     Draining,
     /// It has.
     Silent,
-    /// It goes on, before the next attempt.
+    /// Rest before the next attempt, in which it goes on.
     Resting,
     /// This came of it.
     Answered(Answer),
@@ -100,7 +100,7 @@ pub enum Step {
     GiveIn(u64),
     /// The kernel is to be told where the rules have it.
     Move,
-    /// So long it is to go on by its bump, while others move.
+    /// Time for which it is to go on by its bump, while others move.
     Rest(Duration),
     /// It is over.
     Done,

@@ -80,18 +80,18 @@ pub(crate) async fn sockets_of(
     Ok(lives.map(|live| (live.pair, live)).collect())
 }
 
-/// The sockets of those of these connections that there are, and perhaps of others.
-pub(crate) async fn sockets_named(
+/// Results of `pick` for [`sockets_of()`]; if they are many, for all that there are.
+pub(crate) async fn sockets_of_as<U>(
     kernel: &Kernel,
     pairs: &[FlowKey],
-) -> anyhow::Result<Vec<(FlowKey, Socket)>> {
-    let named = |live: Live| (live.pair, live.socket);
-    // Of many nothing else is kept.
+    pick: impl Fn(Live) -> U,
+) -> anyhow::Result<Vec<U>> {
+    // To list all takes the kernel milliseconds, however few there are.
     if pairs.len() > LOOKUPS {
-        return sockets_as(kernel, |live| Some(named(live))).await;
+        return sockets_as(kernel, |live| Some(pick(live))).await;
     }
     let found = sockets_of(kernel, pairs).await?;
-    Ok(found.into_values().map(named).collect())
+    Ok(found.into_values().map(pick).collect())
 }
 
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {

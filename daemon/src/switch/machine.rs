@@ -1,12 +1,12 @@
 //! The machine that the engine for switching works on: this host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_policy::conntrack::{Connection, LOOKUPS};
+use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
@@ -229,19 +229,18 @@ impl Machine for Daemon {
         known: Option<Vec<FlowKey>>,
     ) -> anyhow::Result<(Vec<(FlowKey, bool)>, Tracked)> {
         let _turn = self.kernel.looking().await;
-        let ends = |live: &Live| (live.pair, live.established);
-        // To list all takes the kernel milliseconds, however few there are.
-        if let Some(known) = known.as_ref().filter(|known| known.len() <= LOOKUPS) {
-            let mut lives = connections::sockets_of(&self.kernel, known).await?;
-            // The other end of some may be ours as well.
-            let missing = known.iter().filter(|pair| !lives.contains_key(pair));
-            let missing: Vec<FlowKey> = missing.map(|pair| pair.reversed()).collect();
-            lives.extend(connections::sockets_of(&self.kernel, &missing).await?);
-            let tracked = entries::tracked_of(self, known).await?;
-            return Ok((lives.values().map(ends).collect(), tracked));
-        }
-        let lives = connections::sockets_as(&self.kernel, |live| Some(ends(&live))).await?;
-        Ok((lives, entries::tracked(self).await?))
+        let ends = |live: Live| (live.pair, live.established);
+        let Some(known) = known else {
+            let lives = connections::sockets_as(&self.kernel, |live| Some(ends(live))).await?;
+            return Ok((lives, entries::tracked(self).await?));
+        };
+        let mut lives = connections::sockets_of_as(&self.kernel, &known, ends).await?;
+        // The other end of some may be ours as well.
+        let found: HashSet<FlowKey> = lives.iter().map(|(pair, _)| *pair).collect();
+        let missing = known.iter().filter(|pair| !found.contains(pair));
+        let missing: Vec<FlowKey> = missing.map(|pair| pair.reversed()).collect();
+        lives.extend(connections::sockets_of_as(&self.kernel, &missing, ends).await?);
+        Ok((lives, entries::tracked_of(self, &known).await?))
     }
 
     async fn active(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {

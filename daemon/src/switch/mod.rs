@@ -24,13 +24,13 @@ pub(crate) mod steering;
 pub(crate) mod switching;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dibs_config::Config;
-use dibs_policy::conntrack::{Connection, LOOKUPS};
+use dibs_policy::conntrack::Connection;
 use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
 use dibs_switch::marks::SeenMark;
@@ -164,21 +164,9 @@ impl Daemon {
         }
     }
 
-    /// What conntrack has of these connections: one by one, but of many all at once.
+    /// Entries that conntrack has of these connections, looked up one by one.
     pub(crate) async fn got(&self, pairs: &[FlowKey]) -> Result<Tracked, dibs_policy::Error> {
         let mut conntrack = self.kernel.conntrack()?;
-        if pairs.len() > LOOKUPS {
-            let meant: HashSet<FlowKey> = pairs.iter().copied().collect();
-            let mut tracked = Vec::new();
-            let note = |found: Connection| {
-                let ends = connections::ends(&self.host, &found).into_iter();
-                let meant = ends.filter(|pair| meant.contains(pair));
-                tracked.extend(meant.map(|pair| (pair, self.entry(&found))));
-                None::<()>
-            };
-            conntrack.list(note).await?;
-            return Ok(Tracked::new(tracked));
-        }
         let mut tracked = Vec::new();
         for pair in pairs {
             if let Some(found) = conntrack.get(pair).await? {

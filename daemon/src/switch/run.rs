@@ -25,6 +25,7 @@ use crate::data::bumps::Bumps;
 use crate::data::{Driver, Notices, Rpc, thread};
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::{Interfaces, Inventory};
+use crate::host::live::Live;
 use crate::host::preferences::Preferences;
 use crate::host::{Host, process};
 use crate::kernel::{Kernel, Steerer, connections};
@@ -346,7 +347,8 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
             let conns = &daemon.state.borrow().conns;
             conns.iter().map(|(pair, _)| *pair).collect()
         };
-        let mut alive = connections::sockets_named(&daemon.kernel, &known).await?;
+        let named = |live: Live| (live.pair, live.socket);
+        let mut alive = connections::sockets_of_as(&daemon.kernel, &known, named).await?;
         alive.sort_unstable();
         let socket_of = |pair: &FlowKey| {
             let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;

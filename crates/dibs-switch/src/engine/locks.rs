@@ -78,7 +78,7 @@ async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
         Some(lives[at].1)
     };
     if whole {
-        // What no event told of.
+        // Some entries no event told of.
         let is_missed = |(pair, entry): &&(FlowKey, Entry)| {
             let is_on = entry.mark.bump.is_some() && lives(pair).is_some();
             is_on && m.conns(|conns| conns.get(pair).place.followed().is_none())

@@ -479,7 +479,7 @@ async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
     refusals
 }
 
-/// Those of these moves that came to nothing, as routers had not heard of all that went by the bump.
+/// Moves of these that came to nothing, because routers had not heard of all that went by the bump.
 fn behind<M: Machine>(m: &M, moves: &[Move<M>]) -> Kept {
     let came_back = |(_, asked): &&Move<M>| asked.conclusion() == Some(Conclusion::TakenBack);
     let unshown = |pair: &FlowKey| {

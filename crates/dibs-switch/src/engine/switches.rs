@@ -165,7 +165,7 @@ async fn carry_out<M: Machine>(
     }
 }
 
-/// Has those go on by their bumps of which routers have not heard all.
+/// Connections `behind` go on by their bumps, because routers have not heard of all that they sent.
 fn keep_back<M: Machine>(m: &M, moving: &mut [&mut Following], behind: &BTreeSet<FlowKey>) {
     for following in moving {
         if behind.contains(&following.pair) {
