@@ -287,6 +287,12 @@ impl Kernel {
         })
     }
 
+    /// Bytes of a connection that went out and that the far end has not acknowledged.
+    pub fn outstanding(&self, tuple: &FlowKey) -> u32 {
+        let track = self.tracks.get(tuple);
+        track.map_or(0, |track| track.top.distance_from(track.una).unsigned_abs())
+    }
+
     fn tsval(&self, now: Time) -> u32 {
         self.clock.wrapping_add((now.as_nanos() / 1_000_000) as u32)
     }

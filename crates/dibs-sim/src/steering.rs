@@ -437,8 +437,12 @@ impl Steering {
                         at.node.end_drain(bump, pair);
                     }
                 }
-                Command::Enter(pair, bump, was) => at.node.enter(bump, pair, was),
+                Command::Enter(pair, bump, was) => at.node.enter(at.now, bump, pair, was),
                 Command::Solicit(pair, bump) => at.node.solicit(bump, pair),
+                Command::Resume(pair, bump) => {
+                    let outstanding = at.kernel.outstanding(&pair);
+                    at.node.resume(at.now, bump, pair, outstanding);
+                }
                 Command::Stands(pairs, stands) => {
                     let stand = |pair: FlowKey| Some((pair, at.kernel.stand(&pair, at.now)?));
                     stands.replace(Some(pairs.into_iter().filter_map(stand).collect()));

@@ -476,7 +476,7 @@ impl DataPath {
                 } => self.node.resume(now, bump, tuple, outstanding),
                 Command::Match { peer, ours, theirs } => self.node.match_names(peer, ours, theirs),
                 Command::ForgetMatch { peer, ours } => self.node.forget_match(peer, ours),
-                Command::Enter { bump, tuple, was } => self.node.enter(bump, tuple, was),
+                Command::Enter { bump, tuple, was } => self.node.enter(now, bump, tuple, was),
                 Command::Solicit { bump, tuple } => self.node.solicit(bump, tuple),
                 Command::Measure { peer, load, done } => {
                     let _ = done.send(self.node.measure(now, peer, load.0, &load.1));

@@ -443,9 +443,15 @@ impl Conn {
         }
     }
 
-    /// The connection began here, so nothing between the kernels can have changed its numbers.
+    /// Numbers of both kernels are not compared: nothing between them changed those of a connection that began here, and those of one
+    /// that was here or on another bump for long are known to fit.
     pub fn skip_comparison(&mut self) {
         self.numbers = None;
+    }
+
+    /// True if the numbers of both kernels were seen to fit, or need not be compared.
+    pub fn fits(&self) -> bool {
+        { self.numbers.as_ref() }.is_none_or(|numbers| numbers.is_over() && !numbers.differ())
     }
 
     /// True if the two kernels do not count the same bytes alike, because something on the ordinary route changes TCP's numbers.

@@ -18,7 +18,7 @@ use dibs_wire::packet::{Segment, flags};
 use crate::time::Time;
 
 /// Distance that no window reaches: kernels that are further apart do not speak of the same bytes.
-const MOST_APART: u32 = 1 << 27;
+pub(super) const MOST_APART: u32 = 1 << 27;
 /// Distance at which numbers are taken to be those of one stream. A firewall that draws its offset comes as near once in 2^15.
 const NEAR: u32 = 1 << 16;
 /// Time after which a kernel that said nothing is asked. It answers strange numbers twice a second at most

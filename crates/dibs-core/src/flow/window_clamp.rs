@@ -4,6 +4,8 @@ use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::flags;
 
+use super::numbers::MOST_APART;
+
 /// Closes the window behind what a kernel has sent: all of it is acknowledged as ever, so that it has no
 /// reason to think anything lost, but nothing may follow.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +37,10 @@ impl WindowClamp {
     }
 
     /// Number behind what the kernel sent before, if it sends up to `end` though its window is closed: it has one from another way than
-    /// the bump.
+    /// the bump. What lies further ahead than a window reaches is of another connection between the same ports, which began in plain.
     pub fn refuses(&self, end: SeqNumber) -> Option<SeqNumber> {
-        (self.is_shut && end.is_after(self.edge)).then_some(self.edge)
+        let ahead = u32::try_from(end.distance_from(self.edge)).unwrap_or(0);
+        (self.is_shut && ahead > 0 && ahead <= MOST_APART).then_some(self.edge)
     }
 
     /// The kernel sent more: what it had under way when the window closed.
@@ -134,6 +137,9 @@ mod tests {
         clamp.shut();
         assert_eq!(clamp.refuses(number(1000)), None, "this is sent again");
         assert_eq!(clamp.refuses(number(1001)), edge);
+        assert_eq!(clamp.refuses(number(1000 + MOST_APART)), edge);
+        let of_another = number(1001 + MOST_APART);
+        assert_eq!(clamp.refuses(of_another), None);
     }
 
     #[test]

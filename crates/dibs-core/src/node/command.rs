@@ -255,21 +255,30 @@ impl Node {
         let key = receiver.conn(&mut cx, tuple, bump);
         let conn = cx.flows.get_mut(key).expect("it was just found");
         conn.echo_filter = Some(Box::new(EchoFilter::anew(outstanding)));
+        // Data that was lost meanwhile is long in coming, as if the local kernel did not take it.
+        conn.skip_comparison();
         self.solicit(bump, tuple);
     }
 
     /// Notes that a connection is about to come to `bump` from the bump `was`, or from plain, so what is known of an earlier time
-    /// there says nothing any more. `tuple` is as the local host sends.
-    pub fn enter(&mut self, bump: BumpId, tuple: FlowKey, was: Option<BumpId>) {
-        let Some(peer) = route_conn(&mut self.peers, &tuple) else {
+    /// there says nothing any more. Numbers that fitted on the bump before fit on this one. `tuple` is as the local host sends.
+    pub fn enter(&mut self, now: Time, bump: BumpId, tuple: FlowKey, was: Option<BumpId>) {
+        let Self { shared, peers, .. } = self;
+        let Some(peer) = route_conn(peers, &tuple) else {
             return;
         };
         if was.is_none() {
             peer.flows.leave_plain(&tuple);
         }
-        let conn = peer.flows.find(tuple, bump);
-        if let Some(conn) = conn.and_then(|key| peer.flows.get_mut(key)) {
-            conn.compare_anew();
+        let before = was.and_then(|was| peer.flows.find(tuple, was));
+        let before = before.and_then(|key| peer.flows.get(key));
+        let fits = before.is_some_and(|conn| conn.fits());
+        let (receiver, mut cx) = peer.receiving(now, shared);
+        let key = receiver.conn(&mut cx, tuple, bump);
+        let conn = cx.flows.get_mut(key).expect("it was just found");
+        match fits {
+            true => conn.skip_comparison(),
+            false => conn.compare_anew(),
         }
     }
 

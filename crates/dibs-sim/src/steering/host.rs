@@ -45,6 +45,8 @@ pub(super) enum Command {
     Enter(FlowKey, BumpId, Option<BumpId>),
     /// The kernel is to say where a connection stands that is on this bump.
     Solicit(FlowKey, BumpId),
+    /// A connection that this daemon found on this bump goes on.
+    Resume(FlowKey, BumpId),
     /// The kernel is to say where these connections stand.
     Stands(BTreeSet<FlowKey>, Stands),
     /// The peer calls a connection so; none: it is over.
@@ -431,6 +433,12 @@ impl Host {
     /// Takes up what an earlier run left, and follows conntrack.
     pub(super) async fn begin(&self) {
         entries::adopt(self).await.expect("a model says all");
+        for Live(Meant { pair, .. }) in self.speaking() {
+            let bump = self.daemon().conns.get(&pair).place.marked();
+            if let Some(bump) = bump {
+                self.command(Command::Resume(pair, bump));
+            }
+        }
         let choices: Vec<(FlowKey, Choice)> = self.daemon().conns.choices().collect();
         // The peer may not have heard of them; it is told with the next session.
         for (pair, choice) in choices {

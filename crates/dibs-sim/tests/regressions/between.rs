@@ -190,6 +190,9 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   (1099511636148).
 /// - A host that had not heard of its peer's abort started again, and called the connection by a name that the peer refuses: shares
 ///   of what it sent again and again wait there for ten seconds each (1099511628689).
+/// - A connection had the ends of one that had been on a bump, began in plain, and was to be silent: what it sent was taken for more of
+///   the earlier one (1099511638669).
+/// - A daemon that started again compared the numbers of a connection that had long been there, of which data was lost (6558).
 /// - A reset in answer to a forged packet closed a router's entry for good; a forged packet was none (2199023264562, 2199023262716).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
@@ -200,6 +203,8 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_628_689,
         2_199_023_264_562,
         2_199_023_262_716,
+        1_099_511_638_669,
+        6558,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -74,7 +74,7 @@ fn a_kernel_is_asked_by_a_segment_that_it_cannot_accept() {
     assert_eq!((s.seq.raw(), s.ack.raw()), (4999, 7));
     assert_eq!(pair.injected[1].len(), 1);
     // If it was elsewhere meanwhile, it counts where it stands from there on.
-    pair.nodes[1].enter(BUMP, tuple(1), None);
+    pair.nodes[1].enter(pair.now, BUMP, tuple(1), None);
     let stands = |pair: &Pair| {
         let conn = &pair.nodes[1].conns()[0];
         (conn.entered.map(|(_, acked)| acked.raw()), conn.given)
