@@ -191,10 +191,11 @@ impl Wanted {
         let is_word = !switch.explicit && !switch.ready;
         let is_free = here.ruled.is_none() && unproved.is_none();
         if let Some(moving) = crossed.filter(|_| is_word && is_free) {
-            if version.generation == 0 && self.hosts.own > self.hosts.peer {
-                return Err(Refusal::Older(0));
+            match version.generation {
+                0 if self.hosts.own > self.hosts.peer => return Err(Refusal::Older(0)),
+                0 => conn.phase.end_moving(moving),
+                _ => conn.phase.overrule(moving),
             }
-            conn.phase.end_moving(moving);
         }
         let own = here
             .required

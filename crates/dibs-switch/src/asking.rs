@@ -375,10 +375,7 @@ impl Negotiation {
                 Conclusion::TakenBack
             }
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
-                // Where the peer has gone this host follows, unless it has gone elsewhere since.
-                None if self.is_moving(conns)
-                    || matches!(answer, Ok((Outcome::Done, _))) && !self.stood_at_answer =>
-                {
+                None if self.is_moving(conns) || self.follows(conns, answer) => {
                     let note = |conn: &mut Conn| {
                         if let Ok((Outcome::Done, _)) = answer {
                             conn.place.take_from_peer(self.moving());
@@ -393,6 +390,14 @@ impl Negotiation {
         };
         self.phase = Phase::Concluded(answer, conclusion, None);
         conclusion
+    }
+
+    /// True if the peer has gone there although the move had ended here: it is followed, unless it has gone elsewhere since.
+    fn follows(&self, conns: &ConnTable, answer: Answer) -> bool {
+        let phase = &conns.get(&self.conn.pair).phase;
+        matches!(answer, Ok((Outcome::Done, _)))
+            && !self.stood_at_answer
+            && !phase.is_overruled(self.moving())
     }
 
     /// True if it stays where it is, as routers have not heard of all that an end sent.

@@ -15,6 +15,8 @@ pub struct Phase {
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
     moving: Option<Moving>,
+    /// Move by no choice that a rule of the peer ended: what the peer answers about it is from before.
+    overruled: Option<Moving>,
     /// Another program chose this bump, which is in use, and we have not taken it up yet.
     awaited: Option<BumpId>,
 }
@@ -62,6 +64,18 @@ impl Phase {
     /// A move by no choice begins.
     pub(crate) fn move_to_moving(&mut self, moving: Moving) {
         self.moving = Some(moving);
+        self.overruled = None;
+    }
+
+    /// A rule of the peer ends this move.
+    pub(crate) fn overrule(&mut self, moving: Moving) {
+        self.end_moving(moving);
+        self.overruled = Some(moving);
+    }
+
+    /// True if a rule of the peer ended this move.
+    pub(crate) fn is_overruled(&self, moving: Moving) -> bool {
+        self.overruled == Some(moving)
     }
 
     /// This move is over, if no other one has begun.

@@ -193,6 +193,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A connection had the ends of one that had been on a bump, began in plain, and was to be silent: what it sent was taken for more of
 ///   the earlier one (1099511638669).
 /// - A daemon that started again compared the numbers of a connection that had long been there, of which data was lost (6558).
+/// - A peer said that it had gone to plain, was taken from there by a rule of its own, and the first word came last (628).
+/// - What another program chose could not be saved, and was kept by no choice, because the kernel had followed it (9644).
 /// - A reset in answer to a forged packet closed a router's entry for good; a forged packet was none (2199023264562, 2199023262716).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
@@ -205,6 +207,8 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_023_262_716,
         1_099_511_638_669,
         6558,
+        628,
+        9644,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -289,10 +289,7 @@ async fn handle_mark<M: Machine>(
         let back = || vec![Mark::moved(pair, ruled)];
         return all_of::<M>(m.mark(back).await).map(|()| None);
     }
-    let was = match mark.bump {
-        None => m.ruling(&live, |ruling| ruling.stands_on(had)),
-        Some(_) => None,
-    };
+    let was = m.ruling(&live, |ruling| ruling.stands_on(had));
     let by = { mark.bump }.and_then(|bump| m.ruling(&live, |ruling| ruling.hand_of(bump)));
     let foreign = update(m, &pair, |conn| conn.handle_mark(mark, by, m.now()));
     match foreign {
@@ -300,6 +297,7 @@ async fn handle_mark<M: Machine>(
         Foreign::News => {}
         Foreign::Lost if m.is_steering() => {
             let had = m.conns(|conns| conns.get(&pair).had());
+            let was = was.filter(|_| mark.bump.is_none());
             let was = was.map(|bump| (Some(bump), false));
             mark_as_it_stands(m, pair, had.or(was)).await?;
         }
@@ -339,7 +337,8 @@ async fn follow<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(), M::Fau
         return followed;
     }
     m.tell(News::Marked(marked));
-    if let Some(bump) = was.filter(|_| !m.is_outside(was)) {
+    let left = was.filter(|_| bump.is_none() && !m.is_outside(was));
+    if let Some(bump) = left {
         let keep = |conn: &mut Conn| conn.place.hand_over(Hand::Kept.on(bump));
         update(m, &conn.pair(), keep);
         let back = Vec::from_iter(way_back(m, &conn, was));
@@ -384,7 +383,8 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     let before = match bump {
         // The record says plain already, as the mark does.
         None => m.ruling(&live, |ruling| ruling.stands_on(was)),
-        Some(_) => m.conns(|conns| conns.get(&pair).place.marked()),
+        // The kernel has it on the new bump already, which no record but that one says.
+        Some(_) => m.conns(|conns| conns.get(&pair).place.written().unwrap_or(was)),
     };
     if bump.is_some() {
         update(m, &pair, |conn| conn.place.move_to_chosen(bump));
