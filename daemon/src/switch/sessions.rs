@@ -148,12 +148,16 @@ pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: IpNet) -> bool {
     behind.any(|net| net.contains(&to) || to.contains(net))
 }
 
-/// Takes up the connections that were on bumps before this daemon started. To be called once the
-/// kernel steers, and before any path is up.
+/// Takes up the connections that were on bumps before this daemon started, and those that rules bring there now. To be called once
+/// the kernel steers, and before any path is up.
 pub(crate) async fn take_up(daemon: &Daemon) -> anyhow::Result<()> {
     for (live, bump) in bumped(daemon).await? {
         let outstanding = live.counts.outstanding;
         daemon.driver.resume(bump, live.pair, outstanding)?;
+        let was = daemon.state.borrow().conns.get(&live.pair).place.marked();
+        if was != Some(bump) {
+            daemon.driver.enter(bump, live.pair, was)?;
+        }
     }
     Ok(())
 }
