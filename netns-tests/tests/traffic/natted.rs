@@ -183,6 +183,47 @@ fn rules_of_a_laptop_take_transfers_that_its_router_translates() {
     });
 }
 
+/// What says nothing when the laptop looks at it may speak a moment later: by the bump, when the server has left that already. A router
+/// that did not see it answers what the server acknowledges in plain with a reset.
+#[test]
+fn connections_that_speak_now_and_then_leave_for_plain_unharmed() {
+    const MANY: u16 = 100;
+    const EACH: Duration = Duration::from_millis(300);
+    isolated(|| {
+        Homes::run(|net| {
+            let conns = (0..MANY).map(|n| net.connect(0, FROM + n, 7000));
+            let conns = conns.collect::<Result<Vec<_>>>()?;
+            let stopped = AtomicBool::new(false);
+            let speak = |conn: &mut (TcpStream, TcpStream)| -> Result<()> {
+                while !stopped.load(Ordering::Relaxed) {
+                    exchange(conn, 100)?;
+                    thread::sleep(EACH);
+                }
+                exchange(conn, FEW)
+            };
+            thread::scope(|scope| {
+                let speak = &speak;
+                let mut speaking = Vec::new();
+                for mut conn in conns {
+                    speaking.push(scope.spawn(move || speak(&mut conn)));
+                    thread::sleep(EACH / u32::from(MANY));
+                }
+                let laptop = &net.laptops[0];
+                let moved = (0..3).try_for_each(|_| {
+                    laptop.put_on("seal", "--dport", 7000)?;
+                    laptop.put_on("plain", "--dport", 7000)
+                });
+                stopped.store(true, Ordering::Relaxed);
+                let spoken = speaking.into_iter();
+                let spoken = spoken.map(|it| it.join().expect("it does not panic"));
+                let ended = spoken.filter(Result::is_err).count();
+                ensure!(ended == 0, "{ended} of {MANY} ended");
+                moved
+            })
+        })
+    });
+}
+
 /// The first laptop moves to a network with other addresses.
 fn roam(net: &Homes) -> Result<()> {
     net.homes[0].shell(

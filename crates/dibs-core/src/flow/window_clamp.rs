@@ -15,7 +15,7 @@ pub struct WindowClamp {
     scale: u8,
     /// The latest acknowledgement, with the window that it had.
     latest: Option<TcpFields<'static>>,
-    /// True if the kernel knows that its window is closed, or cannot be told.
+    /// The connection is taken to be silent.
     is_shut: bool,
 }
 
@@ -30,17 +30,18 @@ impl WindowClamp {
         }
     }
 
-    /// The kernel has had time to take the latest acknowledgement: if that covers all that it sent, it sends nothing more by itself.
-    /// A kernel that got none by the bump has a window that nobody can close: what it sends is refused as well.
+    /// The connection is taken to be silent from now on. Once the kernel was given an acknowledgement of all that it sent, it sends
+    /// nothing more by itself. One that got none by the bump has a window that nobody can close: what it sends is refused as well.
     pub fn shut(&mut self) {
-        self.is_shut |= { self.latest }.is_none_or(|latest| !self.edge.is_after(latest.ack));
+        self.is_shut = true;
     }
 
     /// Number behind what the kernel sent before, if it sends up to `end` though its window is closed: it has one from another way than
-    /// the bump. What lies further ahead than a window reaches is of another connection between the same ports, which began in plain.
+    /// the bump, or does not know yet, and sends it once more after the switch. What lies further ahead than a window reaches is of another connection between the same ports, which began in plain.
     pub fn refuses(&self, end: SeqNumber) -> Option<SeqNumber> {
+        let has_all = { self.latest }.is_none_or(|latest| !self.edge.is_after(latest.ack));
         let ahead = u32::try_from(end.distance_from(self.edge)).unwrap_or(0);
-        (self.is_shut && ahead > 0 && ahead <= MOST_APART).then_some(self.edge)
+        (self.is_shut && has_all && ahead > 0 && ahead <= MOST_APART).then_some(self.edge)
     }
 
     /// The kernel sent more: what it had under way when the window closed.
@@ -132,13 +133,16 @@ mod tests {
         clamp.limit(&mut ack(900, 700));
         clamp.shut();
         assert_eq!(clamp.refuses(number(2000)), None, "some are under way");
+        clamp.sent(number(1100));
         clamp.limit(&mut ack(1000, 700));
-        assert_eq!(clamp.refuses(number(2000)), None, "it may not know yet");
-        clamp.shut();
-        assert_eq!(clamp.refuses(number(1000)), None, "this is sent again");
-        assert_eq!(clamp.refuses(number(1001)), edge);
-        assert_eq!(clamp.refuses(number(1000 + MOST_APART)), edge);
-        let of_another = number(1001 + MOST_APART);
+        assert_eq!(clamp.refuses(number(2000)), None, "some were");
+        clamp.limit(&mut ack(1100, 700));
+        let edge = Some(number(1100));
+        assert_eq!(clamp.refuses(number(2000)), edge, "however late");
+        assert_eq!(clamp.refuses(number(1100)), None, "this is sent again");
+        assert_eq!(clamp.refuses(number(1101)), edge);
+        assert_eq!(clamp.refuses(number(1100 + MOST_APART)), edge);
+        let of_another = number(1101 + MOST_APART);
         assert_eq!(clamp.refuses(of_another), None);
     }
 

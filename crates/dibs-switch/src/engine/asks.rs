@@ -1,6 +1,5 @@
 //! Questions to a peer about many connections at once, and moves that it has a part in.
 
-use dibs_core::Time;
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,8 +38,10 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
                     true => m.active(&pairs).await,
                     false => BTreeSet::new(),
                 };
+                // One that routers follow may send any moment: what it sends by the bump after the peer has left they do not know.
                 if switch.needs_plain() {
-                    active.extend(shadows::behind(m, &pairs, Time::ZERO).await);
+                    let shown = pairs.iter().filter(|pair| shadows::is_shown(m, pair));
+                    active.extend(shown);
                 }
                 for (live, asked) in &mut turn {
                     asked.handle_look(active.contains(&live.pair()));
@@ -54,12 +55,8 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
             Step::Drain => {
                 let lives: Vec<M::Live> = turn.iter().map(|(live, _)| *live).collect();
                 let behind = shadows::silence(m, &lives, turn[0].1.attempts()).await;
-                for (live, asked) in turn.iter_mut().filter(|_| switch.needs_plain()) {
-                    if behind.contains(&live.pair()) {
-                        m.end_drains(&live.pair());
-                        asked.handle_behind();
-                        m.tell(News::Behind);
-                    }
+                if switch.needs_plain() {
+                    keep_behind(m, &mut turn, &behind);
                 }
             }
             Step::Leave => leave(m, &mut turn, switch).await,
@@ -176,15 +173,33 @@ async fn match_and_ask<M: Machine>(
     }
 }
 
-/// Has connections that fell silent leave their bump, but those of which the peer chose otherwise meanwhile.
+/// Has connections `behind` go on by their bumps for a while.
+fn keep_behind<M: Machine>(m: &M, moves: &mut [&mut Move<M>], behind: &BTreeSet<FlowKey>) {
+    for (live, asked) in moves {
+        if behind.contains(&live.pair()) {
+            m.end_drains(&live.pair());
+            asked.handle_behind();
+            m.tell(News::Behind);
+        }
+    }
+}
+
+/// Has connections that fell silent leave their bump, but those of which the peer chose otherwise meanwhile, and those of which more
+/// went by the bump on a busy machine than routers have heard of.
 async fn leave<M: Machine>(m: &M, moves: &mut [&mut Move<M>], switch: Switch) {
     let Switch { bump, explicit, .. } = switch;
     let conns: Vec<Meant> = moves.iter().map(|(live, _)| live.meant()).collect();
     let still = still_there(m, &conns).await;
+    if switch.needs_plain() {
+        let pairs: Vec<FlowKey> = still.iter().copied().collect();
+        let behind = shadows::behind(m, &pairs, m.now()).await;
+        keep_behind(m, moves, &behind);
+    }
     let leaving = || {
         let (mut leaving, mut staying) = (Vec::new(), Vec::new());
         m.conns(|conns| {
-            for (live, asked) in moves {
+            let silent = { moves.iter_mut() }.filter(|(_, asked)| asked.next() == Step::Leave);
+            for (live, asked) in silent {
                 let pair = live.pair();
                 if asked.handle_silent(conns, still.contains(&pair)) {
                     // What it acknowledged in plain would open the peer's window, and routers have not seen what the
