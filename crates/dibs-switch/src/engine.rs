@@ -401,8 +401,8 @@ pub trait Machine {
     async fn carried(&self) -> Option<Vec<ConnSnapshot>>;
     /// Number of bits by which this host shifts the windows of a connection's far end.
     fn window_scale(&self, live: &Self::Live) -> u8;
-    /// True if a connection reaches the Internet through the other host.
-    fn is_by_exit(&self, pair: &FlowKey) -> bool;
+    /// Reason why plain cannot carry a connection, whoever listens there, if there is one.
+    fn lacks_plain(&self, pair: &FlowKey) -> Option<knock::Refusal>;
     /// True if plain is to be kept open for connections that left it.
     fn keeps_plain_open(&self) -> bool;
     /// Connections that a peer calls by other addresses.

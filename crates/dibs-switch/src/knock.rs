@@ -418,6 +418,9 @@ pub enum Refusal {
          have another address"
     )]
     Exit,
+    /// Its address outlived the interface that had it, for the bump alone.
+    #[error("the network does not carry it in plain: this host has its address no more")]
+    NoAddress,
     /// Routers do not know yet of so many bytes that went by the bump.
     #[error(
         "the network does not carry it in plain yet: a router or firewall on the way has {} MB of what went by the bump left \
@@ -435,7 +438,7 @@ impl Refusal {
     pub fn answer(self) -> Answer {
         match self {
             Self::Unknown => Err(Unanswered::NotAsked),
-            Self::Exit | Self::Behind(_) => Ok((Outcome::NotHeard, 0)),
+            Self::Exit | Self::NoAddress | Self::Behind(_) => Ok((Outcome::NotHeard, 0)),
             Self::Peer(answer) => answer,
         }
     }

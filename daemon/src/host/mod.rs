@@ -21,6 +21,7 @@ use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets;
 use dibs_settings::{BumpId, Nearest, left_out};
 use dibs_switch::engine::shadows::Shadows;
+use dibs_switch::knock::Refusal;
 use dibs_switch::matching::Matched;
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
@@ -161,6 +162,15 @@ impl Host {
     pub(crate) fn is_by_exit(&self, pair: &FlowKey) -> bool {
         let behind = self.behind_peer(pair.dst);
         self.is_beyond(pair.src) || behind.is_some_and(|(net, _)| net.prefix_len() == 0)
+    }
+
+    /// Reason why plain cannot carry a connection, as this host sends, if there is one.
+    pub(crate) fn lacks_plain(&self, pair: &FlowKey) -> Option<Refusal> {
+        if self.is_by_exit(pair) {
+            return Some(Refusal::Exit);
+        }
+        let outlives = self.has(pair.src) && !self.missing(&[pair.src]).is_empty();
+        outlives.then_some(Refusal::NoAddress)
     }
 
     /// The last entry of a connection of the networks behind this host that it masquerades, as the peer knows it.

@@ -323,8 +323,8 @@ impl Machine for Daemon {
         live.counts.window_scale
     }
 
-    fn is_by_exit(&self, pair: &FlowKey) -> bool {
-        self.host.is_by_exit(pair)
+    fn lacks_plain(&self, pair: &FlowKey) -> Option<knock::Refusal> {
+        self.host.lacks_plain(pair)
     }
 
     fn keeps_plain_open(&self) -> bool {

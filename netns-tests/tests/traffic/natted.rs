@@ -239,6 +239,33 @@ fn roam(net: &Homes) -> Result<()> {
     Ok(())
 }
 
+/// The router knows the address that a laptop had, so plain carries the connection just now; once it is there the address goes, because
+/// only the bump needed it.
+#[test]
+fn a_connection_whose_address_is_gone_stays_on_its_bump() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut conn = net.connect(0, FROM, 7000)?;
+            let laptop = &net.laptops[0];
+            laptop.put_on("seal", "--dport", 7000)?;
+            exchange(&mut conn, FEW)?;
+            laptop.host.shell(
+                "ip addr del 192.168.1.10/24 dev lan0\n\
+                 ip addr add 192.168.1.88/24 dev lan0\n\
+                 ip route add default via 192.168.1.1",
+            )?;
+            exchange(&mut conn, SOME)?;
+            let said = laptop.refused(&["disable", "--dport", "7000"])?;
+            ensure!(said.contains("has its address no more"), "{said}");
+            let said = net.b.refused(&["disable", "--sport", "7000"])?;
+            ensure!(said.contains("does not carry it in plain"), "{said}");
+            exchange(&mut conn, SOME)?;
+            ensure!(laptop.bumps(7000)? == ["seal"]);
+            Ok(())
+        })
+    });
+}
+
 /// A proxy at the router ends the laptop's connection, and makes one of its own to the server.
 #[test]
 fn a_connection_through_a_proxy_is_refused_and_unharmed() {

@@ -19,7 +19,7 @@ use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{
     self, Failed, Found, Goal, Live as _, Machine, Mark, News, Task, knocks,
 };
-use dibs_switch::knock::Standing;
+use dibs_switch::knock::{self, Standing};
 use dibs_switch::matching::{Carrying, Matched, Stand};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Ground, Message, Outcome, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
@@ -388,8 +388,8 @@ impl Machine for Host {
             .map_or(0, |found| found.window_scale)
     }
 
-    fn is_by_exit(&self, _: &FlowKey) -> bool {
-        false
+    fn lacks_plain(&self, _: &FlowKey) -> Option<knock::Refusal> {
+        None
     }
 
     fn keeps_plain_open(&self) -> bool {

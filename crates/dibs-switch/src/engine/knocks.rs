@@ -84,7 +84,7 @@ pub async fn answer<M: Machine>(
             if socket != named.socket {
                 return Some((Outcome::OtherSocket, socket.0.into()));
             }
-            None
+            m.lacks_plain(&live.pair()).map(|_| (Outcome::NotHeard, 0))
         };
         let judged: Vec<_> = conns.iter().map(|(named, _)| judge(named)).collect();
         let meant = { judged.iter() }.zip(&pairs).zip(conns);
@@ -144,11 +144,14 @@ async fn knock<M: Machine>(m: &M, peer: usize, lives: &[M::Live]) -> Result<Kept
 
 async fn knock_once<M: Machine>(m: &M, peer: usize, lives: &[M::Live]) -> Result<Kept, M::Fault> {
     let pairs = lives.iter().map(|live| live.pair());
-    let (exits, pairs): (Vec<FlowKey>, Vec<FlowKey>) = pairs.partition(|pair| m.is_by_exit(pair));
+    let lacking = pairs
+        .clone()
+        .filter_map(|pair| Some((pair, m.lacks_plain(&pair)?)));
+    let mut refused: Kept = lacking.collect();
+    let pairs: Vec<FlowKey> = pairs.filter(|pair| !refused.contains_key(pair)).collect();
     let numbers = m.numbers(&pairs).await?;
     let unknown = pairs.iter().filter(|pair| !numbers.contains_key(pair));
-    let mut refused: Kept = unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
-    refused.extend(exits.into_iter().map(|pair| (pair, Refusal::Exit)));
+    refused.extend(unknown.map(|pair| (*pair, Refusal::Unknown)));
     let known = lives
         .iter()
         .filter(|live| numbers.contains_key(&live.pair()));
