@@ -19,7 +19,8 @@ const REST: Duration = Duration::from_millis(100);
 /// The switch of one connection, of which its peer is asked for its part.
 ///
 /// [`next`](Self::next) says what is to be done, and a `handle_*` what came of that, until it is
-/// [done](Step::Done). If its bump carries something of it, this host leaves first, when the peer has said that it would follow.
+/// [done](Step::Done). If its bump carries something of it, or may at any moment, this host leaves first,
+/// when the peer has said that it would follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiation {
     conn: Meant,
@@ -200,7 +201,7 @@ impl Negotiation {
         };
     }
 
-    /// Takes what a look showed: true if the bump that it leaves carries something of it.
+    /// Takes what a look showed: true if the bump that it leaves carries something of it, or may at any moment.
     pub fn handle_look(&mut self, is_active: bool) {
         let (ready, again) = (is_active, false);
         self.phase = Phase::Asking { ready, again };

@@ -183,8 +183,8 @@ fn rules_of_a_laptop_take_transfers_that_its_router_translates() {
     });
 }
 
-/// What says nothing when the laptop looks at it may speak a moment later: by the bump, when the server has left that already. A router
-/// that did not see it answers what the server acknowledges in plain with a reset.
+/// Connections that say nothing when the laptop looks at them may speak a moment later. If the server has left the bump by then, a router
+/// that did not see this answers what the server acknowledges in plain with a reset.
 #[test]
 fn connections_that_speak_now_and_then_leave_for_plain_unharmed() {
     const MANY: u16 = 100;

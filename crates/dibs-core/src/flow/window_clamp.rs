@@ -37,7 +37,8 @@ impl WindowClamp {
     }
 
     /// Number behind what the kernel sent before, if it sends up to `end` though its window is closed: it has one from another way than
-    /// the bump, or does not know yet, and sends it once more after the switch. What lies further ahead than a window reaches is of another connection between the same ports, which began in plain.
+    /// the bump, or does not know yet, and sends it once more after the switch. What lies further ahead than a window reaches is of another
+    /// connection between the same ports, which began in plain.
     pub fn refuses(&self, end: SeqNumber) -> Option<SeqNumber> {
         let has_all = { self.latest }.is_none_or(|latest| !self.edge.is_after(latest.ack));
         let ahead = u32::try_from(end.distance_from(self.edge)).unwrap_or(0);
