@@ -712,7 +712,7 @@ mod tests {
         let mut conns = ConnTable::default();
         let version = conns.update(&pair(), |conn| {
             let choice = conn.choice.propose(SOCKET, None, HOSTS.own, 0);
-            conn.phase.move_to_asked(choice.version);
+            conn.phase.move_to_asked(choice.version, None);
             choice.version
         });
         let refusal = judge(&mut conns, ruled(1), 1, Some(HERE)).err();

@@ -329,7 +329,7 @@ impl Negotiation {
         } else {
             conns.update(&self.conn.pair, |conn| {
                 if conn.choice.take_back(self.version, Some(stood)) {
-                    conn.phase.move_to_asked(stood.version);
+                    conn.phase.move_to_asked(stood.version, self.before);
                 }
             });
             self.version = stood.version;
@@ -501,8 +501,13 @@ fn propose(
     (host, above): (u64, u64),
 ) -> Version {
     conns.update(&pair, |conn| {
+        let known = conn.choice.of(socket);
+        let stood = match conn.is_asked() {
+            true => conn.phase.stood(),
+            false => known,
+        };
         let version = conn.choice.propose(socket, bump, host, above).version;
-        conn.phase.move_to_asked(version);
+        conn.phase.move_to_asked(version, stood);
         version
     })
 }

@@ -2,7 +2,7 @@
 
 use dibs_settings::BumpId;
 
-use crate::conns::Version;
+use crate::conns::{Choice, Version};
 
 /// Phase of a connection. What is under way with it comes from different hands, so each may be beside the others. A choice
 /// stands above all of them.
@@ -10,7 +10,7 @@ use crate::conns::Version;
 pub struct Phase {
     /// The peer is asked for its part in this choice. Unless another one has taken its place meanwhile, it is not in force,
     /// and the kernel has not been told.
-    asked: Option<Version>,
+    asked: Option<Asked>,
     /// The peer moves it by a choice that is not carried out: it is not saved, and the kernel does not know.
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
@@ -19,6 +19,14 @@ pub struct Phase {
     overruled: Option<Moving>,
     /// Another program chose this bump, which is in use, and we have not taken it up yet.
     awaited: Option<BumpId>,
+}
+
+/// Question about a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    version: Version,
+    /// Choice that stood before.
+    stood: Option<Choice>,
 }
 
 /// Move by no choice.
@@ -33,17 +41,23 @@ pub struct Moving {
 impl Phase {
     /// Choice of which the peer is asked for its part.
     pub fn asked(&self) -> Option<Version> {
-        self.asked
+        self.asked.map(|asked| asked.version)
     }
 
-    /// The peer is asked for its part in a choice.
-    pub(crate) fn move_to_asked(&mut self, version: Version) {
-        self.asked = Some(version);
+    /// Choice that stood before the one of which the peer is asked for its part.
+    pub fn stood(&self) -> Option<Choice> {
+        self.asked.and_then(|asked| asked.stood)
+    }
+
+    /// The peer is asked for its part in a choice, before which that one `stood`.
+    pub(crate) fn move_to_asked(&mut self, version: Version, stood: Option<Choice>) {
+        self.asked = Some(Asked { version, stood });
     }
 
     /// The peer has answered, or told the choice back: then true.
     pub(crate) fn end_asked(&mut self, version: Version) -> bool {
-        self.asked.take_if(|asked| *asked == version).is_some()
+        let asked = self.asked.take_if(|asked| asked.version == version);
+        asked.is_some()
     }
 
     /// True if the peer moves it by a choice that is not carried out.

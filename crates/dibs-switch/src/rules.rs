@@ -406,7 +406,7 @@ mod tests {
         let none = Conn::default();
         let mut asked = Conn::default();
         let choice = asked.choice.propose(SOCKET, BumpId::new(1), 7, 0);
-        asked.phase.move_to_asked(choice.version);
+        asked.phase.move_to_asked(choice.version, None);
         for (rules, known, on, stays) in [
             (&[][..], &none, None, None),
             (&[][..], &none, BumpId::new(1), BumpId::new(1)),

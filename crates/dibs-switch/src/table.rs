@@ -47,6 +47,17 @@ pub struct Conn {
     ended: bool,
 }
 
+/// What outlives the daemon of a connection that something is chosen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// Choice.
+    pub choice: Choice,
+    /// True if the peer was asked for its part in it.
+    pub asked: bool,
+    /// Choice that stood before, if so.
+    pub stood: Option<Choice>,
+}
+
 static NOTHING: LazyLock<Conn> = LazyLock::new(Conn::default);
 
 impl Conn {
@@ -142,6 +153,31 @@ impl Conn {
     pub fn is_chosen_elsewhere(&self, mark: SeenMark) -> bool {
         let chosen = { self.choice.get() }.is_some_and(|choice| choice.bump == mark.bump);
         mark.chosen && mark.carried && !self.place.is_chosen(mark.bump) && !chosen
+    }
+
+    /// Puts back what an earlier run saved.
+    pub fn restore(&mut self, saved: &Saved) {
+        self.choice.restore(saved.choice);
+        if saved.asked {
+            let version = saved.choice.version;
+            // Whatever the file says, what comes later can be later than that.
+            let stood = saved.stood.filter(|stood| stood.version < version);
+            self.phase.move_to_asked(version, stood);
+        }
+    }
+
+    /// The answer to what an earlier run asked comes to nobody. Its choice stands only if the kernel has the connection there, `on`
+    /// this bump: the peer may not have found it, and takes nothing by bumps of a connection that it does not know. The peer tells
+    /// of the choice if it has taken part.
+    pub(crate) fn end_question(&mut self, on: Option<BumpId>) {
+        let Some(version) = self.phase.asked() else {
+            return;
+        };
+        let stood = self.phase.stood();
+        self.phase.end_asked(version);
+        if self.choice.get().is_some_and(|choice| choice.bump != on) {
+            self.choice.take_back(version, stood);
+        }
     }
 
     /// Takes a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, if no rule
@@ -263,6 +299,25 @@ impl ConnTable {
     /// All choices, ordered.
     pub fn choices(&self) -> impl Iterator<Item = (FlowKey, Choice)> {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
+    }
+
+    /// What is to outlive the daemon, ordered.
+    pub fn saved(&self) -> impl Iterator<Item = (FlowKey, Saved)> {
+        let saved = |pair, choice| {
+            let conn = self.get(&pair);
+            let (asked, stood) = (conn.is_asked(), conn.phase.stood());
+            let stood = stood.filter(|_| asked);
+            (
+                pair,
+                Saved {
+                    choice,
+                    asked,
+                    stood,
+                },
+            )
+        };
+        self.choices()
+            .map(move |(pair, choice)| saved(pair, choice))
     }
 
     /// Connections that are on a bump only because plain does not carry them, and that bump.

@@ -117,6 +117,12 @@ pub struct SavedChoice {
     pub conn: FlowKey,
     /// Choice.
     pub choice: Choice,
+    /// The peer was asked for its part in it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asked: bool,
+    /// Choice that stood before, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stood: Option<Choice>,
 }
 
 /// A live connection and its name at the peer, both as this host sends.

@@ -33,13 +33,14 @@ use dibs_config::Config;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
+use dibs_switch::conns::Choice;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::Matched;
 use dibs_switch::plausible::Implausible;
 use dibs_switch::rules::{Ruling, Wants};
-use dibs_switch::table::{Conn, ConnTable};
+use dibs_switch::silence;
+use dibs_switch::table::{self, Conn, ConnTable};
 use dibs_switch::tracked::{Entry, Tracked};
-use dibs_switch::{conns, silence};
 use dibs_wire::FlowKey;
 use ipnet::IpNet;
 use tokio::sync::Notify;
@@ -206,8 +207,13 @@ impl Daemon {
             rules: state.rules.saved().to_vec(),
             choices: state
                 .conns
-                .choices()
-                .map(|(conn, choice)| SavedChoice { conn, choice })
+                .saved()
+                .map(|(conn, saved)| SavedChoice {
+                    conn,
+                    choice: saved.choice,
+                    asked: saved.asked,
+                    stood: saved.stood,
+                })
                 .collect(),
             engaged: engaged
                 .map(|(state, peer)| (peer.public_key.to_string(), state.wants.bumps()))
@@ -383,18 +389,28 @@ impl State {
 pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<State> {
     let carried = bumps::carried(config);
     let rules = RuleBook::restored(config, &carried, saved)?;
-    let mut conns = dibs_switch::table::ConnTable::default();
+    let mut conns = ConnTable::default();
     // The file may have had them in another order.
     let devices = saved.devices(&carried);
     for saved in &saved.choices {
-        let bump = { saved.choice.bump }.map(|bump| bumps::translated(&devices, bump));
-        if bump.is_none_or(|bump| carried.iter().any(|carried| carried.id == bump)) {
-            let choice = conns::Choice {
-                bump,
-                ..saved.choice
-            };
-            conns.update(&saved.conn, |conn| conn.choice.restore(choice));
-        }
+        let translated = |choice: Choice| {
+            let bump = { choice.bump }.map(|bump| bumps::translated(&devices, bump));
+            let is_carried = bump.is_none_or(|bump| carried.iter().any(|known| known.id == bump));
+            is_carried.then_some(Choice { bump, ..choice })
+        };
+        let stood = saved.stood.and_then(translated);
+        let (choice, asked) = match translated(saved.choice) {
+            Some(choice) => (choice, saved.asked),
+            // What the peer was asked for cannot be had any more.
+            None if let Some(stood) = stood => (stood, false),
+            None => continue,
+        };
+        let known = table::Saved {
+            choice,
+            asked,
+            stood,
+        };
+        conns.update(&saved.conn, |conn| conn.restore(&known));
     }
     let peer_state = |peer: &dibs_config::PeerConfig| {
         let engaged = saved.engaged.get(&peer.public_key.to_string());

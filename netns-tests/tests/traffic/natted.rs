@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_io::{PacketEar, PacketSender};
 use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::readdress;
-use netns_tests::daemon::wait;
+use netns_tests::daemon::{SOON, wait};
 use netns_tests::homes::{Homes, server};
 use netns_tests::household::{Households, SERVER};
 use netns_tests::isolated;
@@ -220,6 +220,44 @@ fn connections_that_speak_now_and_then_leave_for_plain_unharmed() {
                 ensure!(ended == 0, "{ended} of {MANY} ended");
                 moved
             })
+        })
+    });
+}
+
+/// Nobody hears the server's answer, who would tell the name by which it knows the connection. The next daemon does not send by it what
+/// the server would answer with a reset.
+#[test]
+fn a_daemon_that_ends_while_it_asks_leaves_the_connection_in_plain() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut conn = net.connect(0, FROM, 7000)?;
+            exchange(&mut conn, SOME)?;
+            for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+                net.b.suspend()?;
+                let laptop = &mut net.laptops[0];
+                let enable = ["enable", "--dport", "7000", "--bump", "seal"];
+                let asking = laptop.host.spawn(laptop.dibsctl(&enable))?;
+                wait("a question", || {
+                    laptop
+                        .saved()
+                        .is_ok_and(|saved| saved.contains("generation"))
+                })?;
+                laptop.stop(signal)?;
+                asking.output(2 * SOON)?;
+                laptop.start()?;
+                exchange(&mut conn, SOME)?;
+                ensure!(laptop.bumps(7000)? == ["plain"]);
+                net.b.go_on()?;
+                exchange(&mut conn, SOME)?;
+                wait("a move to the bump", || {
+                    net.laptops[0].put_on("seal", "--dport", 7000).is_ok()
+                })?;
+                exchange(&mut conn, SOME)?;
+                net.laptops[0].wait_locked(7000)?;
+                net.laptops[0].put_on("plain", "--dport", 7000)?;
+                exchange(&mut conn, FEW)?;
+            }
+            Ok(())
         })
     });
 }

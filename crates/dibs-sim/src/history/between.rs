@@ -83,11 +83,10 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
         history.ops.retain(|(_, op)| !is_rough(op));
     }
     if translates {
-        // What is carried whole is not looked at by its ends; rules do not wait either, nor does a daemon that starts again with
-        // a choice for which its peer was asked.
+        // What is carried whole is not looked at by its ends; rules do not wait either.
         history.ops.retain(|(_, op)| {
             let is_whole = matches!(op, Op::Opaque(..) | Op::Foreign(..));
-            !is_whole && !matches!(op, Op::Rules(..) | Op::Restart(0, _))
+            !is_whole && !matches!(op, Op::Rules(..))
         });
     }
 }

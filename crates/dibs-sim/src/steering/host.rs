@@ -19,7 +19,7 @@ use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::{Matched, Stand};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_switch::rules::Wants;
-use dibs_switch::table::ConnTable;
+use dibs_switch::table::{ConnTable, Saved};
 use dibs_switch::tracked::Entry;
 
 use super::chains::{Chains, Event};
@@ -59,7 +59,7 @@ pub(super) type Stands = Rc<RefCell<Option<BTreeMap<FlowKey, Stand>>>>;
 /// State file: it outlives the daemon.
 #[derive(Debug, Default)]
 pub(super) struct File {
-    pub(super) choices: Vec<(FlowKey, Choice)>,
+    pub(super) choices: Vec<(FlowKey, Saved)>,
     pub(super) rules: Vec<Rule>,
     /// Bumps that the peer's rules need.
     pub(super) wants: u16,
@@ -301,7 +301,7 @@ impl Host {
             None => {
                 let file = self.file.borrow();
                 let saved = file.choices.iter().find(|(p, _)| p == pair);
-                saved.map(|(_, choice)| *choice)
+                saved.map(|(_, saved)| saved.choice)
             }
         }
     }
@@ -405,8 +405,8 @@ impl Host {
         };
         {
             let file = &mut *self.file.borrow_mut();
-            for (pair, choice) in &file.choices {
-                { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
+            for (pair, saved) in &file.choices {
+                { &mut daemon.conns }.update(pair, |conn| conn.restore(saved));
             }
             daemon.rules.clone_from(&file.rules);
             daemon.wants = Wants::restored(file.wants);

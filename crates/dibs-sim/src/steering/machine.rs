@@ -221,7 +221,7 @@ impl Machine for Host {
 
     fn save(&self) -> Result<(), Unable> {
         let daemon = self.daemon();
-        let choices: Vec<_> = daemon.conns.choices().collect();
+        let choices: Vec<_> = daemon.conns.saved().collect();
         let file = &mut *self.file.borrow_mut();
         let wants = daemon.wants.bumps();
         if file

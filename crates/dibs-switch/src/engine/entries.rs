@@ -1,7 +1,7 @@
 //! Entries of conntrack: those that vanish are made again, and marks that others set are followed, or put back.
 
 use dibs_wire::FlowKey;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
 use dibs_settings::BumpId;
@@ -152,12 +152,19 @@ async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Fault> {
 }
 
 /// Takes over what an earlier run locked, what is on a bump for no reason that outlives the daemon, and what has just left
-/// one; before anything changes marks.
+/// one; before anything changes marks. Questions that it did not live to conclude are over.
 ///
 /// # Errors
 /// The kernel does not say.
 pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
-    let mut entries = m.entries().await?;
+    let entries = m.entries().await;
+    let known = entries.as_ref().map_or(&[][..], Vec::as_slice);
+    let ends = { known.iter() }.flat_map(|(ends, entry)| ends.map(|pair| (pair, entry.mark.bump)));
+    let on: HashMap<FlowKey, Option<BumpId>> = ends.collect();
+    m.conns(|conns| {
+        conns.update_all(|pair, conn| conn.end_question(on.get(pair).copied().flatten()));
+    });
+    let mut entries = entries?;
     let is_marked = |mark: SeenMark| mark.carried && (mark.bump.is_some() || mark.chosen);
     entries.retain(|(_, entry)| is_marked(entry.mark));
     for (ends, entry) in &entries {

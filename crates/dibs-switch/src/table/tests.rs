@@ -195,7 +195,7 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         conn.place.move_to_chosen(BumpId::new(3));
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
         let asked = conn.choice.propose(SOCKET, None, 7, 0);
-        conn.phase.move_to_asked(asked.version);
+        conn.phase.move_to_asked(asked.version, None);
         assert!(conn.knows(seen(3, true)), "the peer is asked");
         // Another program took it off meanwhile (seed 1099511629871).
         assert!(!conn.knows(seen(0, false)));
@@ -204,4 +204,29 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         // What another program chose meanwhile stays if nothing comes of that (seed 360000931).
         assert!(!conn.knows(seen(0, true)));
     });
+}
+
+/// The daemon ends before a question does, or just after.
+#[test]
+fn a_choice_that_was_asked_about_stands_only_where_the_mark_is() {
+    for (on, stands) in [(None, Some(1)), (Some(2), Some(2)), (Some(3), Some(1))] {
+        let mut conns = ConnTable::default();
+        choose(&mut conns, 1);
+        let stood = conns.get(&pair()).choice.get();
+        conns.update(&pair(), |conn| {
+            let asked = conn.choice.propose(SOCKET, BumpId::new(2), 7, 0);
+            conn.phase.move_to_asked(asked.version, stood);
+        });
+        let saved: Vec<_> = conns.saved().collect();
+        let mut next = ConnTable::default();
+        for (pair, saved) in &saved {
+            next.update(pair, |conn| conn.restore(saved));
+        }
+        assert!(next.get(&pair()).is_asked());
+        next.update(&pair(), |conn| conn.end_question(on.and_then(BumpId::new)));
+        let known = next.get(&pair());
+        let known_on = known.in_force().and_then(|choice| choice.bump);
+        assert_eq!(known_on, stands.and_then(BumpId::new), "{on:?}");
+        assert_eq!(known.phase, Phase::default());
+    }
 }
