@@ -143,6 +143,10 @@ pub struct Shadow {
     behind: u32,
     /// Numbers of this end at the last look.
     stands: Option<Numbers>,
+    /// Numbers of this end at the first look.
+    first: Option<Numbers>,
+    /// True if an end that was never heard is shown what routers know that follow shadows, which are of large windows.
+    is_far_back: bool,
 }
 
 impl Shadow {
@@ -163,6 +167,8 @@ impl Shadow {
             knocked: None,
             behind: 0,
             stands: None,
+            first: None,
+            is_far_back: false,
         }
     }
 
@@ -269,15 +275,17 @@ impl Shadow {
 
     /// Numbers that are to be shown now, of an end that stands so. The other end shifts its windows by `scale` (RFC 7323).
     pub fn poll(&mut self, stands: Numbers, scale: u8, now: Time) -> Option<Numbers> {
-        let first = self.stands.replace(stands).is_none();
-        if first && let Some(numbers) = self.unchecked.take() {
+        let first = *self.first.get_or_insert(stands);
+        if self.stands.replace(stands).is_none()
+            && let Some(numbers) = self.unchecked.take()
+        {
             match is_possible(numbers, self.heard, stands) {
                 true => self.heard = Some(numbers),
                 false => self.is_heard = false,
             }
         }
         let window = u32::from(WINDOW) << scale.min(14);
-        let next = self.within_window(stands, window);
+        let mut next = self.within_window(stands, first, window);
         self.behind = next.bytes_to(stands);
         let is_asked = self.is_asked(now);
         let answers = std::mem::take(&mut self.is_answer_due);
@@ -304,18 +312,24 @@ impl Shadow {
                 (false, true) => (self.repeated + 1, self.answered),
                 (false, false) => (self.repeated, self.answered + 1),
             };
+            if !goes_on && again && self.heard.is_none() {
+                self.is_far_back = !self.is_far_back;
+                next = self.within_window(stands, first, window);
+            }
         }
         self.shown = Some((next, now));
         Some(next)
     }
 
-    /// Part of these numbers that fits what was heard.
-    fn within_window(&self, stands: Numbers, window: u32) -> Numbers {
+    /// Part of these numbers that fits what was heard, or else of those at the `first` look.
+    fn within_window(&self, stands: Numbers, first: Numbers, window: u32) -> Numbers {
         let Some(heard) = self.heard else {
-            // Something may have gone by the bump already.
-            let acked = stands.acked.add(u32::MAX - BEHIND + 1);
-            let first = Numbers { acked, ..stands };
-            return self.shown.map_or(first, |(shown, _)| shown);
+            // Something may have gone by the bump already. Both ends may have begun anew, and what the other one showed last may be
+            // half a window behind; routers that saw shadows take what is a window behind.
+            let far_back = BEHIND.max(window / 4 * 3);
+            let behind = if self.is_far_back { far_back } else { BEHIND };
+            let acked = first.acked.add(behind.wrapping_neg());
+            return Numbers { acked, ..first };
         };
         // No further than `step` from what was heard. A kernel is no more than a window behind that, and may be far ahead, as
         // gigabytes go by a bump.
@@ -604,6 +618,29 @@ mod tests {
         let shown = ends.shown - before;
         assert!((100..=420).contains(&shown), "{shown}");
         assert!(ends.is_open());
+    }
+
+    /// Routers know less of both ends than these have, up to what is not worth a shadow.
+    #[test]
+    fn ends_that_begin_anew_under_a_transfer_find_each_other() {
+        for per_tick in [[700_000, 900_000], [1_300_000, 300_000], [0, 2_000_000]] {
+            for ticks in 0..24 {
+                let mut ends = Ends::new();
+                for tick in 0..40 {
+                    for (moved, more) in ends.moved.iter_mut().zip(per_tick) {
+                        *moved += more;
+                    }
+                    ends.tick();
+                    if tick == 12 + ticks {
+                        ends.shadows = [0, 1].map(|_| Shadow::new(None, ends.now));
+                    }
+                }
+                for _ in 0..10 {
+                    ends.is_open();
+                }
+                assert!(ends.is_open(), "{per_tick:?} {ticks} {:?}", ends.router.0);
+            }
+        }
     }
 
     /// Somebody else's packet came before this end had looked where it stands.
