@@ -121,6 +121,12 @@ fn in_words(
 ) -> Result<(), String> {
     match outcome {
         Outcome::Moved => Ok(()),
+        Outcome::Answered(Ok((Said::NoConnection, _)))
+            if bump.is_none() && daemon.bump_of(live).is_none() =>
+        {
+            let why = "it is on plain, and stays there: the peer does not know it by these addresses, as a router translates them";
+            Err(why.to_owned())
+        }
         Outcome::Answered(answer) => Err(refusal(daemon, &live.pair, bump, answer)),
         other => Err(other.fault().unwrap_or_default()),
     }

@@ -40,8 +40,10 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
                 };
                 // One that routers follow may send any moment: what it sends by the bump after the peer has left they do not know.
                 if switch.needs_plain() {
-                    let shown = pairs.iter().filter(|pair| shadows::is_shown(m, pair));
-                    active.extend(shown);
+                    let bumped = { turn.iter().map(|(live, _)| live) }
+                        .filter(|live| !m.is_outside(stands_on(m, live)));
+                    let pairs = bumped.map(|live| live.pair());
+                    active.extend(pairs.filter(|pair| shadows::is_shown(m, pair)));
                 }
                 for (live, asked) in &mut turn {
                     asked.handle_look(active.contains(&live.pair()));
