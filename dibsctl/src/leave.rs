@@ -44,7 +44,8 @@ pub(crate) fn run(file: &Path, socket: &Path, force: bool, json: bool) -> Result
         format!(
             "nothing of dibs is left in the kernel\n{key} is deleted\n{old} is the old configuration\n\nHere, run:\n    sudo \
              systemctl disable --now dibsd dibs-guard\nOn {peer}, with the name that `dibsctl peer \
-             list` has for this host there, run:\n    sudo dibsctl peer remove NAME\n"
+             list` has for this host there, run:\n    sudo dibsctl peer remove NAME\nIf this host stands in the file of {peer}, delete its [[peer]] there \
+             instead, and restart dibsd.\n"
         )
     })
 }

@@ -26,6 +26,7 @@
 
 mod address;
 mod backstop;
+pub mod claim;
 pub mod conntrack;
 mod desired;
 mod drops;

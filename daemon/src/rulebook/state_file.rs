@@ -3,20 +3,19 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use dibs_control::{NewRule, RuleId, Selector};
+use dibs_policy::claim::{self, Claim};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Socket};
 use dibs_wire::FlowKey;
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::control::ROOT;
@@ -28,14 +27,6 @@ use crate::host::process::MonotonicWall;
 pub const FIRST_USER_RULE: RuleId = 1000;
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;
-/// How long the lock of a daemon that was killed may stay: a child that it was just starting has the
-/// descriptor until it becomes another program.
-const HANDOVER: Duration = Duration::from_millis(500);
-/// Between two attempts.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Where the lock of a network namespace is: the directory of the usual control socket.
-const LOCKS: &str = "/run/dibs";
-
 /// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -186,45 +177,15 @@ impl Saved {
     }
 }
 
-/// The right to steer this network namespace, whatever the control socket: two daemons would undo each other's
-/// rules. Nothing where the lock cannot be made, which is said.
-pub fn claim_namespace() -> anyhow::Result<Option<Flock<File>>> {
-    let namespace =
-        fs::metadata("/proc/self/ns/net").context("cannot see the network namespace")?;
-    let path = PathBuf::from(format!("{LOCKS}/netns-{}.lock", namespace.ino()));
-    // The directory is that of the usual control socket, which another one's need not be there.
-    let file = fs::create_dir_all(LOCKS)
-        .map_err(anyhow::Error::from)
-        .and_then(|()| open_lock(&path));
-    match file {
-        Ok(file) => take(file, &path)?
+/// Claim to steer this network namespace. Nothing where it cannot be made, which is said.
+pub fn claim_namespace() -> anyhow::Result<Option<Claim>> {
+    match claim::namespace() {
+        Ok(claimed) => claimed
             .map(Some)
             .context("another dibsd steers this network namespace, with another control_socket; stop it first"),
         Err(error) => {
-            tracing::warn!("cannot make sure that no other dibsd runs here: {error:#}");
+            tracing::warn!("cannot make sure that no other dibsd runs here: {error}");
             Ok(None)
-        }
-    }
-}
-
-fn open_lock(path: &Path) -> anyhow::Result<File> {
-    private(OpenOptions::new().write(true).create(true).truncate(false))
-        .open(path)
-        .with_context(|| format!("cannot open {}", path.display()))
-}
-
-/// Locks the file; nothing if another process has it, and keeps it for longer than it takes to end.
-fn take(mut file: File, path: &Path) -> anyhow::Result<Option<Flock<File>>> {
-    let deadline = Instant::now() + HANDOVER;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(Some(lock)),
-            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
-                file = unlocked;
-                std::thread::sleep(LOOK_EVERY);
-            }
-            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
-            Err((_, error)) => bail!("cannot lock {}: {error}", path.display()),
         }
     }
 }
@@ -237,7 +198,7 @@ pub struct StateFile {
     /// The last attempt to write it failed.
     is_behind: Cell<bool>,
     /// Locked as long as it is open.
-    _lock: Flock<File>,
+    _lock: Claim,
 }
 
 impl StateFile {
@@ -250,7 +211,8 @@ impl StateFile {
     /// The same; nothing if another daemon serves the socket.
     pub fn open_unserved(socket: &Path) -> anyhow::Result<Option<Self>> {
         let lock_path = socket.with_extension("lock");
-        let lock = take(open_lock(&lock_path)?, &lock_path)?;
+        let lock = claim::take(&lock_path);
+        let lock = lock.with_context(|| format!("cannot lock {}", lock_path.display()))?;
         Ok(lock.map(|lock| Self {
             path: socket.with_extension("state"),
             clock: Cell::default(),
@@ -350,6 +312,8 @@ mod tests {
                     ([0xfd00, 0, 0, 0, 0, 0, 0, 2], 80),
                 ),
                 choice,
+                asked: true,
+                stood: None,
             }],
             engaged: BTreeMap::from([("key".to_owned(), 2)]),
             addresses: vec!["fd00::1".parse().unwrap()],

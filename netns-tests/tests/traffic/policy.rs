@@ -86,8 +86,12 @@ fn cleanup_lets_go_of_what_a_daemon_left_that_runs_no_more() {
             }
             talk.stands_still(Duration::from_secs(1))?;
 
+            let with_bump = states(net)?;
+            let said = net.a.refused(&["cleanup"])?;
+            ensure!(said.contains("on bumps (1 of them)"), "{said}");
+            expect_same(&with_bump, &states(net)?)?;
             for node in [&net.a, &net.b] {
-                node.ctl(&["cleanup"])?;
+                node.ctl(&["cleanup", "--force"])?;
             }
             expect_same(&before, &states(net)?)?;
             talk.advance(1 << 20)?;
