@@ -492,7 +492,9 @@ impl From<ClassArgs> for Selector {
 fn port(text: &str) -> Result<u16, String> {
     if text.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
         let port = text.parse().ok().filter(|port| *port > 0);
-        return port.ok_or_else(|| "a port is a number from 1 to 65535".to_owned());
+        return port.ok_or_else(|| {
+            "write one port, from 1 to 65535; ranges stand in a [[rule]] of the configuration file".to_owned()
+        });
     }
     let services = std::fs::read_to_string("/etc/services").unwrap_or_default();
     let of_line = |line: &str| {

@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use dibs_control::{Changed, Client, ClientError, Match, NewRule, PathChange, Selector, Terms};
+use dibs_control::{
+    Changed, Client, ClientError, Match, NewRule, PathChange, Selector, Skipped, Terms,
+};
 use serde::Serialize;
 
 use crate::args::{
@@ -32,22 +34,22 @@ pub(crate) fn run(args: Args) -> Result<()> {
             })
         }
         Command::Enable { selector, bump } => {
-            let selector = selected(selector.into());
+            let selector = selected(selector.into(), &["enable"]);
             let changed = telling(connect()?, |client| client.enable(selector, bump))?;
             show_changed(json, &changed, now)
         }
         Command::Disable { selector, force } => {
-            let selector = selected(selector.into());
+            let selector = selected(selector.into(), &["disable"]);
             let changed = telling(connect()?, |client| client.disable(selector, force))?;
             show_changed(json, &changed, now)?;
             // A user who expects plain, and reads the exit status alone, is not to be wrong about any of them.
             match &changed.skipped[..] {
-                [first, ..] => bail!(
-                    "{} did not move: {}",
-                    units::count(changed.skipped.len(), "connection"),
-                    first.reason
-                ),
                 [] => Ok(()),
+                skipped => bail!(
+                    "{} did not move: {}",
+                    units::count(skipped.len(), "connection"),
+                    reason(skipped)
+                ),
             }
         }
         Command::Rule(command) => rule(json, connect, command),
@@ -93,12 +95,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Selector of a command line, which ends here if it selects nothing.
-fn selected(selector: Selector) -> Selector {
+/// Selector of the command line of this command, which ends here if it selects nothing.
+fn selected(selector: Selector, command: &[&str]) -> Selector {
     match selector {
         Selector::Match(none) if none == Match::default() => {
             let kind = ErrorKind::MissingRequiredArgument;
-            Args::command().error(kind, SELECT).exit()
+            let mut all = Args::command();
+            let named = command.iter().try_fold(&mut all, |of, name| {
+                of.find_subcommand_mut(name).ok_or(name)
+            });
+            let named = named.expect("it was just parsed");
+            named.error(kind, SELECT).exit()
         }
         selector => selector,
     }
@@ -138,7 +145,7 @@ fn rule(
             let terms = Terms::from(*terms);
             // With terms alone the rest is all connections.
             let selector = match terms == Terms::default() {
-                true => selected(class.into()),
+                true => selected(class.into(), &["rule", "add"]),
                 false => match class.into() {
                     Selector::Match(none) if none == Match::default() => Selector::All,
                     selector => selector,
@@ -167,12 +174,12 @@ fn rule(
             let gone = connect()?.delete_rule(id, force)?;
             show(json, &gone, || render::gone(&gone))?;
             match &gone.kept[..] {
-                [first, ..] => bail!(
-                    "rule {id} is deleted, but {} of it did not move: {}; dibsctl disable --force moves them, and may break them",
-                    units::count(gone.kept.len(), "connection"),
-                    first.reason
-                ),
                 [] => Ok(()),
+                kept => bail!(
+                    "rule {id} is deleted, but {} of it did not move: {}; dibsctl disable --force moves them, and may break them",
+                    units::count(kept.len(), "connection"),
+                    reason(kept)
+                ),
             }
         }
     }
@@ -244,12 +251,22 @@ fn show_changed(json: bool, changed: &Changed, now: f64) -> Result<()> {
         warn(&changed.warnings);
     }
     match &changed.skipped[..] {
-        [first, ..] if changed.connections.is_empty() => bail!(
+        [] => Ok(()),
+        skipped if changed.connections.is_empty() => bail!(
             "none of {} moved: {}",
-            units::count(changed.skipped.len(), "connection"),
-            first.reason
+            units::count(skipped.len(), "connection"),
+            reason(skipped)
         ),
         _ => Ok(()),
+    }
+}
+
+/// Reason why connections did not move, of which there is one at least; the first one, and how many have another.
+fn reason(skipped: &[Skipped]) -> String {
+    let first = &skipped[0].reason;
+    match skipped.iter().filter(|it| it.reason != *first).count() {
+        0 => first.clone(),
+        others => format!("{first}; {others} for other reasons, as the list says"),
     }
 }
 

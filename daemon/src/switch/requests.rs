@@ -90,6 +90,11 @@ async fn serve(
             Reply::Conns(conns.into_iter().map(|(_, info)| info).collect())
         }
         Request::Enable { selector, bump } => {
+            if bump.as_deref() == Some("plain") {
+                return Err(
+                    refused("plain is no bump: dibsctl disable returns connections to it").into(),
+                );
+            }
             let bump = Some(listing::bump_for(daemon, bump.as_deref())?.id);
             let changed = switching::change(daemon, caller, &selector, bump.into(), progress);
             Reply::Changed(changed.await?)
@@ -242,6 +247,11 @@ pub(crate) async fn rule_add(
     }
     let bump = match wanted.bump.as_str() {
         DIRECT => None,
+        "plain" => {
+            let why =
+                format!("plain is no bump: --bump {DIRECT} has new connections leave in plain");
+            return Err(refused(why).into());
+        }
         name => Some(listing::bump_for(daemon, Some(name))?),
     };
     let id = bump.as_ref().map(|bump| bump.id);

@@ -56,7 +56,10 @@ fn usage_says_what_to_write() {
     for (line, advice) in [
         ("", "dibsctl enable --dport 5432"),
         ("enable", "select connections, for example with --dport 22"),
+        ("enable", "Usage: dibsctl enable SELECTOR"),
         ("rule add --bump seal", "or with --all"),
+        ("rule add --bump seal", "Usage: dibsctl rule add SELECTOR"),
+        ("enable --dport 80-90", "ranges stand in a [[rule]]"),
         (
             "rule add --conn 1 --bump seal",
             "a rule cannot select one connection",
