@@ -14,10 +14,11 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use anyhow::Result;
 use dibs_lab::dibs::PORT;
-use dibs_lab::{Lab, LinkSpec};
+use dibs_lab::{Conditions, Lab, Link, LinkSpec};
 use dibs_netns::Host;
 use nix::unistd::geteuid;
 
@@ -38,6 +39,8 @@ pub struct Homes {
     pub internet: Host,
     // Holds what the links need.
     _lab: Lab,
+    /// Links of the homes to `internet`.
+    _uplinks: Vec<Link>,
 }
 
 /// An address of `b`, as the laptops know it.
@@ -51,8 +54,16 @@ impl Homes {
     /// # Errors
     /// Failures of the test, and of the system.
     pub fn run(test: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        Self::run_far(Duration::ZERO, test)
+    }
+
+    /// The same where the way from each home to the server takes so long.
+    ///
+    /// # Errors
+    /// As of [`run`](Self::run).
+    pub fn run_far(delay: Duration, test: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         programs::check()?;
-        let mut net = Self::new()?;
+        let mut net = Self::new(delay)?;
         let result = catch_unwind(AssertUnwindSafe(|| {
             net.b.start()?;
             for laptop in &mut net.laptops {
@@ -81,8 +92,8 @@ impl Homes {
         connect_translated(geteuid(), from, host, &self.b.host, [listens, server(to)])
     }
 
-    fn new() -> Result<Self> {
-        let mut lab = Lab::new()?;
+    fn new(delay: Duration) -> Result<Self> {
+        let (mut lab, mut uplinks) = (Lab::new()?, Vec::new());
         let (internet, b) = (lab.host("internet")?, lab.host("b")?);
         internet.sysctl("net/ipv4/ip_forward", "1")?;
         lab.link(LinkSpec::new(
@@ -110,7 +121,11 @@ impl Homes {
             lab.link(LinkSpec::new(&laptop, "lan0", near, &home, "lan0", far))?;
             let address = |host: u8| format!("198.51.100.{host}/30");
             let (near, far) = (address(at + 2), address(at + 1));
-            lab.link(LinkSpec::new(&home, "wan0", &near, &internet, uplink, &far))?;
+            let spec = LinkSpec::new(&home, "wan0", &near, &internet, uplink, &far);
+            uplinks.push(lab.link(match delay {
+                Duration::ZERO => spec,
+                delay => spec.emulated(Conditions::new().delay(delay)),
+            })?);
             laptop.run("ip route add default via 192.168.1.1")?;
             home.run(&format!("ip route add default via 198.51.100.{}", at + 1))?;
             home.sysctl("net/ipv4/ip_forward", "1")?;
@@ -145,6 +160,7 @@ impl Homes {
             b,
             internet,
             _lab: lab,
+            _uplinks: uplinks,
         })
     }
 }

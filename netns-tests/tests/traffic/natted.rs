@@ -188,9 +188,9 @@ fn rules_of_a_laptop_take_transfers_that_its_router_translates() {
 #[test]
 fn connections_that_speak_now_and_then_leave_for_plain_unharmed() {
     const MANY: u16 = 100;
-    const EACH: Duration = Duration::from_millis(300);
+    const EACH: Duration = Duration::from_millis(500);
     isolated(|| {
-        Homes::run(|net| {
+        Homes::run_far(Duration::from_millis(30), |net| {
             let conns = (0..MANY).map(|n| net.connect(0, FROM + n, 7000));
             let conns = conns.collect::<Result<Vec<_>>>()?;
             let stopped = AtomicBool::new(false);
@@ -209,7 +209,7 @@ fn connections_that_speak_now_and_then_leave_for_plain_unharmed() {
                     thread::sleep(EACH / u32::from(MANY));
                 }
                 let laptop = &net.laptops[0];
-                let moved = (0..3).try_for_each(|_| {
+                let moved = (0..6).try_for_each(|_| {
                     laptop.put_on("seal", "--dport", 7000)?;
                     laptop.put_on("plain", "--dport", 7000)
                 });
