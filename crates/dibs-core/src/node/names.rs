@@ -53,6 +53,15 @@ pub(super) fn ours(cx: &mut ReceiveCx<'_>, theirs: FlowKey) -> Result<FlowKey, C
     Err(Counter::PortsTaken)
 }
 
+/// The peer begins a connection that it calls `theirs`. What was matched by that name began in plain, so it is over.
+pub(super) fn begin(flows: &mut FlowTable, theirs: &FlowKey) {
+    if let Some(ours) = flows.ours_of(theirs)
+        && flows.is_matched(&ours)
+    {
+        flows.forget_match(&ours);
+    }
+}
+
 /// Name here by addresses alone.
 fn by_addresses(setup: &Setup, hosts: &Hosts, paths: &PathSet, theirs: FlowKey) -> FlowKey {
     let src = match setup.is_here(theirs.src) {

@@ -196,6 +196,10 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A peer said that it had gone to plain, was taken from there by a rule of its own, and the first word came last (628).
 /// - What another program chose could not be saved, and was kept by no choice, because the kernel had followed it (9644).
 /// - A reset in answer to a forged packet closed a router's entry for good; a forged packet was none (2199023264562, 2199023262716).
+/// - A daemon ended while it asked, and the next one marked a connection by a name that the peer did not know (1099511627790), or forgot
+///   what had stood before (116).
+/// - A connection that began on a bump had the ends of one that began in plain, and its far end the name that the router had given that
+///   one, until the match was forgotten (1099511658325, 1099511659043).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -209,6 +213,10 @@ fn seeds_that_failed_keep_all_promises() {
         6558,
         628,
         9644,
+        1_099_511_627_790,
+        116,
+        1_099_511_658_325,
+        1_099_511_659_043,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -13,6 +13,7 @@ use dibs_wire::packet::{self, Packet};
 use super::{ReceiveCx, Receiver};
 use crate::counters::Counter;
 use crate::flow::inject::MAX_PACKET;
+use crate::node::hosts::begins;
 use crate::node::names;
 use crate::node::opaque::Assembled;
 use crate::node::protection::Protection;
@@ -231,6 +232,9 @@ impl Receiver {
         let bytes = match &packet {
             Packet::Tcp(segment) => {
                 let theirs = segment.tuple.reversed();
+                if begins(segment.flags) {
+                    names::begin(cx.flows, &theirs);
+                }
                 let ours = names::ours(cx, theirs)?;
                 if ours != theirs {
                     // The answer has to find the name.

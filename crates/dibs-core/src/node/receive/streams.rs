@@ -203,6 +203,12 @@ impl Receiver {
         let flow = (segment.flow, segment.incarnation);
         let before = { cx.flows.by_peers_number(segment.flow) }.and_then(|key| cx.flows.get(key));
         let before = before.and_then(|conn| Some(conn.inc.as_ref()?.incarnation));
+        if let Some(open) = &segment.open
+            && begins(segment.tcp.flags)
+            && before != Some(segment.incarnation)
+        {
+            names::begin(cx.flows, &open.tuple.reversed());
+        }
         let key = match self.incoming_conn(cx, flow, segment.open.as_ref()) {
             Ok(key) => key,
             Err(taken) => return taken,
