@@ -47,7 +47,7 @@ pub struct Conn {
     ended: bool,
 }
 
-/// What outlives the daemon of a connection that something is chosen for.
+/// Record of a choice that outlives the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saved {
     /// Choice.
@@ -301,7 +301,7 @@ impl ConnTable {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
     }
 
-    /// What is to outlive the daemon, ordered.
+    /// Records of all choices, for the next daemon, ordered.
     pub fn saved(&self) -> impl Iterator<Item = (FlowKey, Saved)> {
         let saved = |pair, choice| {
             let conn = self.get(&pair);
