@@ -11,6 +11,8 @@ pub struct Phase {
     /// The peer is asked for its part in this choice. Unless another one has taken its place meanwhile, it is not in force,
     /// and the kernel has not been told.
     asked: Option<Asked>,
+    /// Choice that an earlier run did not bring to an end.
+    cut_short: Option<CutShort>,
     /// The peer moves it by a choice that is not carried out: it is not saved, and the kernel does not know.
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
@@ -27,6 +29,14 @@ struct Asked {
     version: Version,
     /// Choice that stood before.
     stood: Option<Choice>,
+}
+
+/// Choice that an earlier run of the daemon did not bring to an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CutShort {
+    choice: Choice,
+    /// Version of the choice that stood before, if so: another one is later than this.
+    stood: Option<Version>,
 }
 
 /// Move by no choice.
@@ -52,6 +62,19 @@ impl Phase {
     /// The peer is asked for its part in a choice, before which that one `stood`.
     pub(crate) fn move_to_asked(&mut self, version: Version, stood: Option<Choice>) {
         self.asked = Some(Asked { version, stood });
+    }
+
+    /// An earlier run did not bring this choice to an end, before which that one `stood`.
+    pub(crate) fn move_to_cut_short(&mut self, choice: Choice, stood: Option<Choice>) {
+        let stood = stood.map(|stood| stood.version);
+        self.cut_short = Some(CutShort { choice, stood });
+    }
+
+    /// Takes the choice that an earlier run did not bring to an end, unless another one has been made since; what is known now: `known`.
+    pub(crate) fn take_cut_short(&mut self, known: Option<Choice>) -> Option<Choice> {
+        let known = known.map(|known| known.version);
+        let cut = self.cut_short.take()?;
+        (cut.stood == known).then_some(cut.choice)
     }
 
     /// The peer has answered, or told the choice back: then true.

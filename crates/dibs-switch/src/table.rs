@@ -167,17 +167,25 @@ impl Conn {
     }
 
     /// The answer to what an earlier run asked comes to nobody. Its choice stands only if the kernel has the connection there, `on`
-    /// this bump: the peer may not have found it, and takes nothing by bumps of a connection that it does not know. The peer tells
-    /// of the choice if it has taken part.
+    /// this bump: the peer may not have found it, and takes nothing by bumps of a connection that it does not know. Otherwise it is
+    /// [made again](Self::take_cut_short) once the peer can be asked.
     pub(crate) fn end_question(&mut self, on: Option<BumpId>) {
         let Some(version) = self.phase.asked() else {
             return;
         };
         let stood = self.phase.stood();
         self.phase.end_asked(version);
-        if self.choice.get().is_some_and(|choice| choice.bump != on) {
-            self.choice.take_back(version, stood);
+        if let Some(choice) = { self.choice.get() }.filter(|choice| choice.bump != on)
+            && self.choice.take_back(version, stood)
+        {
+            self.phase.move_to_cut_short(choice, stood);
         }
+    }
+
+    /// Takes the choice for this socket here that an earlier run did not bring to an end, if nobody has chosen since.
+    pub(crate) fn take_cut_short(&mut self, socket: Socket) -> Option<Choice> {
+        let cut = self.phase.take_cut_short(self.choice.get());
+        cut.filter(|cut| cut.socket == socket)
     }
 
     /// Takes a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, if no rule

@@ -5,8 +5,10 @@ use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dibs_settings::BumpId;
+
 use super::asks::{ROUND, ask_switch};
-use super::{Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
+use super::{Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant, Version};
 use crate::messages::{Ground, Outcome, Switch, Unanswered};
 use crate::telling::TELL_AGAIN;
@@ -112,6 +114,7 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
             Err(_) => return,
         }
     };
+    choose_again(m, peer).await;
     or_warn(m, super::rules::follow_at_peer(m, peer).await);
     recover(m, peer).await;
     // A peer that began anew does not know what a silent end is called behind a router until that speaks.
@@ -128,6 +131,27 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
         }
     });
     m.wake(Task::Tell);
+}
+
+/// Makes choices again that an earlier run of the daemon did not bring to an end.
+async fn choose_again<M: Machine>(m: &M, peer: usize) {
+    let lives = or_warn(m, m.lives().await).unwrap_or_default();
+    let mut cut_short: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
+    for live in lives.into_iter().filter(|live| live.peer() == peer) {
+        let Meant { pair, socket } = live.meant();
+        if let Some(choice) = update(m, &pair, |conn| conn.take_cut_short(socket)) {
+            cut_short.entry(choice.bump).or_default().push(live);
+        }
+    }
+    for (bump, lives) in cut_short {
+        let _turn = m.turn().await;
+        let chosen = choices::choose(m, &lives, bump.into(), |_, _| ()).await;
+        let outcomes = or_warn(m, chosen).unwrap_or_default().into_iter();
+        if let Some(why) = outcomes.filter_map(|(_, it)| it.fault()).next() {
+            let why = format!("what an earlier run began to move stays: {why}");
+            m.tell(News::Peer { peer, why: &why });
+        }
+    }
 }
 
 /// Has this host's kernel tell a peer's where the connections between them stand.

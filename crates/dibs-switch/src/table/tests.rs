@@ -227,6 +227,8 @@ fn a_choice_that_was_asked_about_stands_only_where_the_mark_is() {
         let known = next.get(&pair());
         let known_on = known.in_force().and_then(|choice| choice.bump);
         assert_eq!(known_on, stands.and_then(BumpId::new), "{on:?}");
-        assert_eq!(known.phase, Phase::default());
+        let again = next.update(&pair(), |conn| conn.take_cut_short(SOCKET));
+        assert_eq!(again.is_some(), known_on != BumpId::new(2));
+        assert_eq!(next.get(&pair()).phase, Phase::default());
     }
 }
