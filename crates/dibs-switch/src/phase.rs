@@ -70,6 +70,16 @@ impl Phase {
         self.cut_short = Some(CutShort { choice, stood });
     }
 
+    /// True if an earlier run did not bring a choice to an end.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.cut_short.is_some()
+    }
+
+    /// Gives up what an earlier run did not bring to an end.
+    pub(crate) fn end_cut_short(&mut self) {
+        self.cut_short = None;
+    }
+
     /// Takes the choice that an earlier run did not bring to an end, unless another one has been made since; what is known now: `known`.
     pub(crate) fn take_cut_short(&mut self, known: Option<Choice>) -> Option<Choice> {
         let known = known.map(|known| known.version);

@@ -264,7 +264,8 @@ impl Conn {
 
     /// True if anything is known of it that does not outlive it, see [`ConnTable::sweep`].
     pub fn is_swept(&self) -> bool {
-        self.choice.get().is_some() || self.name.is_some() || self.place.is_swept()
+        let has_chosen = self.choice.get().is_some() || self.phase.is_cut_short();
+        has_chosen || self.name.is_some() || self.place.is_swept()
     }
 
     /// Bump that its entry had, if it was on one, and whether that was a choice, which the one that is not
@@ -534,6 +535,7 @@ impl ConnTable {
             if socket.is_none() {
                 gone.extend((choice.is_some() || conn.place.has_left()).then_some(*pair));
                 (conn.choice, conn.telling) = (Chosen::default(), Telling::default());
+                conn.phase.end_cut_short();
                 conn.apart = false;
                 conn.place.forget();
             } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
@@ -553,6 +555,7 @@ impl ConnTable {
         self.update_all(|_, conn| {
             (conn.choice, conn.lock) = (Chosen::default(), Lock::default());
             conn.telling = Telling::default();
+            conn.phase.end_cut_short();
             conn.place.forget();
         });
     }

@@ -11,6 +11,7 @@ use super::asks::{ROUND, ask_switch};
 use super::{Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update};
 use crate::conns::{Choice, Meant, Version};
 use crate::messages::{Ground, Outcome, Switch, Unanswered};
+use crate::table::Conn;
 use crate::telling::TELL_AGAIN;
 
 /// Time after which a kernel says again where a connection stands. Linux does so twice a second.
@@ -67,7 +68,7 @@ pub async fn tell_choices<M: Machine>(
                     unknown.push((conn.pair, *version));
                 }
                 let now = m.now();
-                let handle = |known: &mut crate::table::Conn| {
+                let handle = |known: &mut Conn| {
                     // It was taken back while the peer was told.
                     let stands = known.choice.get();
                     if stands.is_some_and(|stands| stands.version < *version) {
@@ -135,6 +136,11 @@ pub async fn resync<M: Machine>(m: &M, peer: usize) {
 
 /// Makes choices again that an earlier run of the daemon did not bring to an end.
 async fn choose_again<M: Machine>(m: &M, peer: usize) {
+    if !m.conns(|conns| conns.iter().any(|(_, conn)| conn.phase.is_cut_short())) {
+        return;
+    }
+    // What a user chooses meanwhile is later.
+    let _turn = m.turn().await;
     let lives = or_warn(m, m.lives().await).unwrap_or_default();
     let mut cut_short: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
     for live in lives.into_iter().filter(|live| live.peer() == peer) {
@@ -144,7 +150,6 @@ async fn choose_again<M: Machine>(m: &M, peer: usize) {
         }
     }
     for (bump, lives) in cut_short {
-        let _turn = m.turn().await;
         let chosen = choices::choose(m, &lives, bump.into(), |_, _| ()).await;
         let outcomes = or_warn(m, chosen).unwrap_or_default().into_iter();
         if let Some(why) = outcomes.filter_map(|(_, it)| it.fault()).next() {

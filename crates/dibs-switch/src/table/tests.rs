@@ -227,6 +227,12 @@ fn a_choice_that_was_asked_about_stands_only_where_the_mark_is() {
         let known = next.get(&pair());
         let known_on = known.in_force().and_then(|choice| choice.bump);
         assert_eq!(known_on, stands.and_then(BumpId::new), "{on:?}");
+        let mut cleared = next.clone();
+        cleared.clear();
+        assert!(cleared.iter().all(|(_, conn)| !conn.phase.is_cut_short()));
+        let mut ended = next.clone();
+        ended.sweep(|_| None, |_| false);
+        assert_eq!(ended, ConnTable::default());
         let again = next.update(&pair(), |conn| conn.take_cut_short(SOCKET));
         assert_eq!(again.is_some(), known_on != BumpId::new(2));
         assert_eq!(next.get(&pair()).phase, Phase::default());
