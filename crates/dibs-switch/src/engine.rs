@@ -21,7 +21,7 @@ use dibs_settings::BumpId;
 
 use crate::answering::Refusal;
 use crate::asking::Conclusion;
-use crate::conns::Meant;
+use crate::conns::{Meant, Socket};
 use crate::knock::{self, Standing};
 use crate::matching::{Carrying, Matched, Stand};
 use crate::messages::{Body, Ground, Outcome, Switch, Unanswered};
@@ -32,6 +32,7 @@ use crate::tracked::{Entry, Mend, Tracked};
 
 pub mod asks;
 pub mod choices;
+pub mod ended;
 pub mod entries;
 pub mod knocks;
 pub mod locks;
@@ -327,6 +328,11 @@ pub trait Machine {
     async fn look_up(&self, pairs: &[FlowKey]) -> Result<(Found<Self>, Tracked), Self::Fault>
     where
         Self: Sized;
+    /// Connections of `known` that there are, and how this host names their sockets; of others as well, if that is no more work.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn alive(&self, known: &[FlowKey]) -> Result<Vec<(FlowKey, Socket)>, Self::Fault>;
     /// Entry of a connection, once nobody of ours changes its mark.
     ///
     /// # Errors
@@ -344,7 +350,7 @@ pub trait Machine {
     /// As of [`lives`](Self::lives).
     async fn survey(
         &self,
-        known: Option<Vec<FlowKey>>,
+        known: Option<&[FlowKey]>,
     ) -> Result<(Vec<(FlowKey, bool)>, Tracked), Self::Fault>;
     /// Connections of these that a bump carries something of now, either way.
     async fn active(&self, pairs: &[FlowKey]) -> BTreeSet<FlowKey>;
@@ -428,6 +434,11 @@ pub trait Machine {
         Self: Sized;
     /// Has marks say what is chosen by then, where nothing is pending.
     async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self>
+    where
+        Self: Sized;
+    /// Takes the marks of connections that are gone, once it is the caller's turn: which these are is decided then. One that
+    /// another program has set goes, too.
+    async fn clear(&self, gone: impl FnOnce() -> Vec<FlowKey>) -> Failed<Self>
     where
         Self: Sized;
     /// Notes where the kernel has a connection, by rules or because the peer began it, and has whatever keeps it there

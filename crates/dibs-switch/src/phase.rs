@@ -80,11 +80,18 @@ impl Phase {
         self.cut_short = None;
     }
 
-    /// Takes the choice that an earlier run did not bring to an end, unless another one has been made since; what is known now: `known`.
-    pub(crate) fn take_cut_short(&mut self, known: Option<Choice>) -> Option<Choice> {
+    /// Choice that an earlier run did not bring to an end, unless another one has been made since; what is known now: `known`.
+    pub(crate) fn cut_short(&self, known: Option<Choice>) -> Option<Choice> {
         let known = known.map(|known| known.version);
-        let cut = self.cut_short.take()?;
-        (cut.stood == known).then_some(cut.choice)
+        let cut = self.cut_short.filter(|cut| cut.stood == known);
+        cut.map(|cut| cut.choice)
+    }
+
+    /// Takes [it](Self::cut_short).
+    pub(crate) fn take_cut_short(&mut self, known: Option<Choice>) -> Option<Choice> {
+        let choice = self.cut_short(known);
+        self.end_cut_short();
+        choice
     }
 
     /// The peer has answered, or told the choice back: then true.

@@ -58,6 +58,15 @@ pub struct Saved {
     pub stood: Option<Choice>,
 }
 
+/// Connections for which something is to be done after a [sweep](ConnTable::sweep).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Gone, and their marks have OVERRIDE.
+    pub gone: Vec<FlowKey>,
+    /// There, but the choice for them was for an earlier one of the same ends.
+    pub taken: Vec<FlowKey>,
+}
+
 static NOTHING: LazyLock<Conn> = LazyLock::new(Conn::default);
 
 impl Conn {
@@ -180,6 +189,21 @@ impl Conn {
         {
             self.phase.move_to_cut_short(choice, stood);
         }
+    }
+
+    /// Record for the next daemon, if there is a choice, or [was](Self::restore) one.
+    fn saved(&self) -> Option<Saved> {
+        let (known, asked) = (self.choice.get(), self.is_asked());
+        let cut_short = self.phase.cut_short(known).filter(|_| !asked);
+        let stood = match asked {
+            true => self.phase.stood(),
+            false => known.filter(|_| cut_short.is_some()),
+        };
+        Some(Saved {
+            choice: cut_short.or(known)?,
+            asked: asked || cut_short.is_some(),
+            stood,
+        })
     }
 
     /// Takes the choice for this socket here that an earlier run did not bring to an end, if nobody has chosen since.
@@ -312,21 +336,7 @@ impl ConnTable {
 
     /// Records of all choices, for the next daemon, ordered.
     pub fn saved(&self) -> impl Iterator<Item = (FlowKey, Saved)> {
-        let saved = |pair, choice| {
-            let conn = self.get(&pair);
-            let (asked, stood) = (conn.is_asked(), conn.phase.stood());
-            let stood = stood.filter(|_| asked);
-            (
-                pair,
-                Saved {
-                    choice,
-                    asked,
-                    stood,
-                },
-            )
-        };
-        self.choices()
-            .map(move |(pair, choice)| saved(pair, choice))
+        { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.saved()?)))
     }
 
     /// Connections that are on a bump only because plain does not carry them, and that bump.
@@ -490,10 +500,12 @@ impl ConnTable {
 
     /// Brings locks to what is due, and forgets those of what is gone, and of what is not on its bump any more, by its
     /// mark, nor chosen to be: the entry of a choice is made again where it was lost. What is to be done then about
-    /// what conntrack has. `lives`: see [`Lock::mend`]; what `passes` this host has no socket here.
+    /// what conntrack has. `known`: connections that were known before anybody looked at these. `lives`: see [`Lock::mend`]; what
+    /// `passes` this host has no socket here.
     pub fn mend_locks(
         &mut self,
         now: Time,
+        known: &[FlowKey],
         tracked: &Tracked,
         lives: impl Fn(&FlowKey) -> Option<bool>,
         passes: impl Fn(&FlowKey) -> bool,
@@ -501,13 +513,15 @@ impl ConnTable {
         let is_on =
             |pair: &FlowKey, bump| lives(pair).is_some() && tracked.bump(pair) == Some(bump);
         self.lock_due(now, is_on);
-        self.update_all(|pair, conn| {
-            let stays = lives(pair).is_some() || passes(pair) && !conn.ended;
-            let chosen = conn.choice.get().and_then(|choice| choice.bump);
-            if !(stays && conn.lock.is_for([tracked.bump(pair), chosen])) {
-                conn.lock.release();
-            }
-        });
+        for pair in known {
+            self.update(pair, |conn| {
+                let stays = lives(pair).is_some() || passes(pair) && !conn.ended;
+                let chosen = conn.choice.get().and_then(|choice| choice.bump);
+                if !(stays && conn.lock.is_for([tracked.bump(pair), chosen])) {
+                    conn.lock.release();
+                }
+            });
+        }
         let mend = |(pair, entry): &(FlowKey, Entry)| match (lives(pair), lives(&pair.reversed())) {
             // It is that of the other end, which is ours as well.
             (None, Some(_)) => None,
@@ -516,33 +530,38 @@ impl ConnTable {
         tracked.iter().filter_map(mend).collect()
     }
 
-    /// Forgets what was decided for connections that are gone: those that have no socket here, nor pass. Returns those
-    /// of them whose marks have OVERRIDE; and those whose choice was for an earlier one of the same ends.
+    /// Forgets what was decided for connections that are gone: those that have no socket here, nor pass and go on. `known`:
+    /// connections that were known before anybody looked for these; what came meanwhile was not looked for.
     pub fn sweep(
         &mut self,
+        known: &[FlowKey],
         socket: impl Fn(&FlowKey) -> Option<Socket>,
-        passes: impl Fn(&FlowKey) -> bool,
-    ) -> (Vec<FlowKey>, Vec<FlowKey>) {
-        let (mut gone, mut taken) = (Vec::new(), Vec::new());
-        self.update_all(|pair, conn| {
-            let (socket, choice) = (socket(pair), conn.choice.get());
-            conn.ended &= socket.is_some();
-            conn.name = conn.name.filter(|(own, _)| socket == Some(*own));
-            conn.renumbered = conn.renumbered.filter(|own| socket == Some(*own));
-            if passes(pair) {
-                return;
-            }
-            if socket.is_none() {
-                gone.extend((choice.is_some() || conn.place.has_left()).then_some(*pair));
-                (conn.choice, conn.telling) = (Chosen::default(), Telling::default());
-                conn.phase.end_cut_short();
-                conn.apart = false;
-                conn.place.forget();
-            } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
-                taken.push(*pair);
-            }
-        });
-        (gone, taken)
+        goes_on: impl Fn(&FlowKey, &Conn) -> bool,
+    ) -> Swept {
+        let mut swept = Swept::default();
+        for pair in known {
+            self.update(pair, |conn| {
+                let (socket, choice) = (socket(pair), conn.choice.get());
+                let goes_on = goes_on(pair, conn);
+                conn.ended &= socket.is_some();
+                conn.name = conn.name.filter(|(own, _)| socket == Some(*own));
+                conn.renumbered = conn.renumbered.filter(|own| socket == Some(*own));
+                if goes_on {
+                    return;
+                }
+                if socket.is_none() {
+                    let is_gone = choice.is_some() || conn.place.has_left();
+                    swept.gone.extend(is_gone.then_some(*pair));
+                    (conn.choice, conn.telling) = (Chosen::default(), Telling::default());
+                    conn.phase.end_cut_short();
+                    conn.apart = false;
+                    conn.place.forget();
+                } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
+                    swept.taken.push(*pair);
+                }
+            });
+        }
+        swept
     }
 
     /// Forgets a connection that is gone.

@@ -109,8 +109,12 @@ pub(crate) async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
         let live = lives.get(pair);
         live.is_some_and(|live| live.socket == known.socket)
     };
-    let mut over = known.iter().filter(|(pair, known)| !lives_on(pair, known));
-    over.try_for_each(|(pair, _)| daemon.host.forget_match(pair))?;
+    // The ends may have been matched anew meanwhile.
+    let still = |pair: &FlowKey, known: &Matched| daemon.host.matched().get(pair) == Some(known);
+    let over = known.iter().filter(|(pair, known)| !lives_on(pair, known));
+    for (pair, _) in over.filter(|(pair, known)| still(pair, known)) {
+        daemon.host.forget_match(pair)?;
+    }
     match daemon.host.matched().len() < known.len() {
         true => daemon.save(),
         false => Ok(()),

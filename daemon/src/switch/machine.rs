@@ -207,6 +207,11 @@ impl Machine for Daemon {
         self.looked_up(pairs).await
     }
 
+    async fn alive(&self, known: &[FlowKey]) -> anyhow::Result<Vec<(FlowKey, Socket)>> {
+        let _turn = self.kernel.looking().await;
+        connections::sockets_of_as(&self.kernel, known, |live| (live.pair, live.socket)).await
+    }
+
     async fn entry(&self, pair: &FlowKey) -> anyhow::Result<Option<Entry>> {
         let _turn = self.kernel.marking().await;
         let found = self.kernel.conntrack()?.get(pair).await?;
@@ -226,7 +231,7 @@ impl Machine for Daemon {
 
     async fn survey(
         &self,
-        known: Option<Vec<FlowKey>>,
+        known: Option<&[FlowKey]>,
     ) -> anyhow::Result<(Vec<(FlowKey, bool)>, Tracked)> {
         let _turn = self.kernel.looking().await;
         let ends = |live: Live| (live.pair, live.established);
@@ -234,13 +239,13 @@ impl Machine for Daemon {
             let lives = connections::sockets_as(&self.kernel, |live| Some(ends(live))).await?;
             return Ok((lives, entries::tracked(self).await?));
         };
-        let mut lives = connections::sockets_of_as(&self.kernel, &known, ends).await?;
+        let mut lives = connections::sockets_of_as(&self.kernel, known, ends).await?;
         // The other end of some may be ours as well.
         let found: HashSet<FlowKey> = lives.iter().map(|(pair, _)| *pair).collect();
         let missing = known.iter().filter(|pair| !found.contains(pair));
         let missing: Vec<FlowKey> = missing.map(|pair| pair.reversed()).collect();
         lives.extend(connections::sockets_of_as(&self.kernel, &missing, ends).await?);
-        Ok((lives, entries::tracked_of(self, &known).await?))
+        Ok((lives, entries::tracked_of(self, known).await?))
     }
 
     async fn active(&self, _: &[FlowKey]) -> BTreeSet<FlowKey> {
@@ -381,6 +386,14 @@ impl Machine for Daemon {
         let failed = marking::mark_choices(self, pairs).await;
         self.wakers.wake(Task::Shadow);
         failed
+    }
+
+    async fn clear(&self, gone: impl FnOnce() -> Vec<FlowKey>) -> Failed<Self> {
+        let _turn = self.kernel.marking().await;
+        let none: Vec<Mark> = { gone().into_iter() }
+            .map(|pair| Mark::moved(pair, None))
+            .collect();
+        marking::write(self, &none).await
     }
 
     async fn note_followed(&self, ends: &Ends, bump: Option<BumpId>) {

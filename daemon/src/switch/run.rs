@@ -2,7 +2,6 @@
 //! tells of.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -14,9 +13,8 @@ use dibs_core::Time;
 use dibs_core::node::Node;
 use dibs_policy::Backstop;
 use dibs_switch::conns::host_id;
-use dibs_switch::engine::{self, Mark, tasks};
+use dibs_switch::engine::{self, tasks};
 use dibs_switch::table::Conn;
-use dibs_wire::FlowKey;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, interval_at, timeout};
 
@@ -25,13 +23,11 @@ use crate::data::bumps::Bumps;
 use crate::data::{Driver, Notices, Rpc, thread};
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::{Interfaces, Inventory};
-use crate::host::live::Live;
 use crate::host::preferences::Preferences;
 use crate::host::{Host, process};
 use crate::kernel::{Kernel, Steerer, connections};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::StateFile;
-use crate::switch::marking::all_of;
 use crate::switch::{
     Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths,
     rule_changes, sessions, startup, steering,
@@ -277,7 +273,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// Sweeps between two looks for what no event tells of; with iptables-legacy each is one.
 const SWEEPS_PER_CHECK: u32 = 15;
 
-/// Forgets what was chosen for connections that ended, and bumps that nobody uses.
+/// Forgets connections by two names that ended, and bumps that nobody uses.
 async fn sweep(daemon: Rc<Daemon>) {
     // At the start there is more urgent work.
     let mut ticks = interval_at(tokio::time::Instant::now() + EVERY, EVERY);
@@ -301,9 +297,10 @@ async fn sweep(daemon: Rc<Daemon>) {
         if idle {
             continue;
         }
-        daemon
-            .events
-            .note("look for connections that ended", sweep_once(&daemon).await);
+        daemon.events.note(
+            "take down bumps that nobody uses",
+            steering::retire(&daemon).await,
+        );
         let cleared = daemon.kernel.steerer().await.clear_others().await;
         daemon
             .events
@@ -319,62 +316,4 @@ async fn sweep(daemon: Rc<Daemon>) {
             steering::repair(&daemon, true).await;
         }
     }
-}
-
-async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
-    let kept = daemon.state.borrow().conns.kept().count();
-    // That one of these fails is no reason to leave out the others.
-    let forgotten = forget_ended(daemon).await;
-    if daemon.state.borrow().conns.kept().count() < kept {
-        engine::wants::send_all(daemon).await;
-    }
-    let retired = steering::retire(daemon).await;
-    forgotten.and(retired)
-}
-
-/// Forgets connections that ended, and takes their marks: another one of the same ends is not to inherit them.
-/// One that is there already gets what is chosen for it.
-async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
-    {
-        let state = daemon.state.borrow();
-        if !state.conns.iter().any(|(_, conn)| conn.is_swept()) {
-            return Ok(());
-        }
-    }
-    let (gone, taken) = {
-        let _turn = daemon.kernel.looking().await;
-        let known: Vec<FlowKey> = {
-            let conns = &daemon.state.borrow().conns;
-            conns.iter().map(|(pair, _)| *pair).collect()
-        };
-        let named = |live: Live| (live.pair, live.socket);
-        let mut alive = connections::sockets_of_as(&daemon.kernel, &known, named).await?;
-        alive.sort_unstable();
-        let socket_of = |pair: &FlowKey| {
-            let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
-            Some(alive[at].1)
-        };
-        // What becomes of those is told by events.
-        let passing: HashSet<FlowKey> = {
-            let state = daemon.state.borrow();
-            let marked = state.conns.iter().filter(|(_, conn)| conn.is_marked());
-            let pairs = marked.map(|(pair, _)| *pair);
-            pairs
-                .filter(|pair| marking::may_live(daemon, pair))
-                .collect()
-        };
-        let conns = &mut daemon.state.borrow_mut().conns;
-        conns.sweep(socket_of, |pair| passing.contains(pair))
-    };
-    let chosen = all_of(marking::mark_choices(daemon, &taken).await);
-    let cleared = {
-        let _turn = daemon.kernel.marking().await;
-        let none: Vec<Mark> = gone.iter().map(|pair| Mark::moved(*pair, None)).collect();
-        all_of(marking::write(daemon, &none).await)
-    };
-    let saved = match gone.is_empty() {
-        true => Ok(()),
-        false => daemon.save(),
-    };
-    chosen.and(cleared).map_err(Into::into).and(saved)
 }

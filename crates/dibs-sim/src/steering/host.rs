@@ -487,11 +487,16 @@ impl Host {
 
     /// A connection's mark says this from now on, unless another program has chosen otherwise.
     pub(super) fn put(&self, chains: &mut Chains, mark: NewMark) {
-        let NewMark { pair, bump, .. } = mark;
-        if self.taken(chains, &pair).is_some() {
-            self.command(Command::EndDrain(pair));
+        if self.taken(chains, &mark.pair).is_some() {
+            self.command(Command::EndDrain(mark.pair));
             return;
         }
+        self.write(chains, mark);
+    }
+
+    /// A connection's mark says this from now on, whoever has chosen otherwise.
+    pub(super) fn write(&self, chains: &mut Chains, mark: NewMark) {
+        let NewMark { pair, bump, .. } = mark;
         let daemon = &mut *self.daemon();
         let (new, lock) = daemon.conns.update(&pair, |conn| {
             conn.lock.enter(bump);

@@ -12,7 +12,7 @@ use dibs_core::node::ConnSnapshot;
 use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Refusal;
 use dibs_switch::asking::Conclusion;
-use dibs_switch::conns::Meant;
+use dibs_switch::conns::{Meant, Socket};
 use dibs_switch::engine::entries::{Ends, Marked};
 use dibs_switch::engine::rules::Kept;
 use dibs_switch::engine::shadows::Shadows;
@@ -38,6 +38,9 @@ use crate::world::ROUTER;
 
 /// A connection that nothing was seen of for as long is idle.
 const ACTIVE_WITHIN: Duration = Duration::from_millis(200);
+
+/// Time that a look for connections that ended takes a host that has many.
+const LOOK_TAKES: Duration = Duration::from_millis(300);
 
 /// A connection that is alive.
 #[derive(Clone, Copy, Debug)]
@@ -268,6 +271,14 @@ impl Machine for Host {
         Ok((found, tracked(&self.chains.borrow(), pairs.iter())))
     }
 
+    async fn alive(&self, known: &[FlowKey]) -> Result<Vec<(FlowKey, Socket)>, Unable> {
+        let socket = |pair: &FlowKey| Some((*pair, self.socket(pair)?));
+        let alive = known.iter().filter_map(socket).collect();
+        // Others come meanwhile.
+        self.sleep(LOOK_TAKES).await;
+        Ok(alive)
+    }
+
     async fn entry(&self, pair: &FlowKey) -> Result<Option<Entry>, Unable> {
         let closed = false;
         let chains = self.chains.borrow();
@@ -287,10 +298,10 @@ impl Machine for Host {
 
     async fn survey(
         &self,
-        known: Option<Vec<FlowKey>>,
+        known: Option<&[FlowKey]>,
     ) -> Result<(Vec<(FlowKey, bool)>, Tracked), Unable> {
         let (found, chains) = (self.found.borrow(), self.chains.borrow());
-        let known = known.map(BTreeSet::from_iter);
+        let known: Option<BTreeSet<&FlowKey>> = known.map(|known| known.iter().collect());
         let is_meant = |pair: &&FlowKey| known.as_ref().is_none_or(|known| known.contains(*pair));
         let lives =
             { found.iter() }.filter(|(pair, found)| found.state != State::Listen && is_meant(pair));
@@ -439,6 +450,14 @@ impl Machine for Host {
     async fn mark_choices(&self, pairs: &[FlowKey]) -> Failed<Self> {
         let chains = &mut *self.chains.borrow_mut();
         pairs.iter().for_each(|pair| self.put_choice(chains, *pair));
+        Failed::<Self>::new()
+    }
+
+    async fn clear(&self, gone: impl FnOnce() -> Vec<FlowKey>) -> Failed<Self> {
+        let chains = &mut *self.chains.borrow_mut();
+        for pair in gone() {
+            self.write(chains, Mark::moved(pair, None));
+        }
         Failed::<Self>::new()
     }
 

@@ -200,6 +200,9 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   what had stood before (116).
 /// - A connection that began on a bump had the ends of one that began in plain, and its far end the name that the router had given that
 ///   one, until the match was forgotten (1099511658325, 1099511659043).
+/// - A connection came to be known while a host looked which of those that it knew have ended, and was taken for one that has: its
+///   choice was forgotten, and its mark cleared (40263, 42397, 44437, 1099511669650).
+/// - A firewall changed numbers, nobody had noticed yet, and the byte of a shadow was new to the far kernel (2199023309347).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -217,6 +220,11 @@ fn seeds_that_failed_keep_all_promises() {
         116,
         1_099_511_658_325,
         1_099_511_659_043,
+        40_263,
+        42_397,
+        44_437,
+        1_099_511_669_650,
+        2_199_023_309_347,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -71,7 +71,7 @@ async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
     if known.is_empty() && !whole {
         return Ok(());
     }
-    let (mut lives, tracked) = m.survey(Some(known).filter(|_| !whole)).await?;
+    let (mut lives, tracked) = m.survey((!whole).then_some(&known)).await?;
     lives.sort_unstable();
     let lives = |pair: &FlowKey| {
         let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
@@ -89,7 +89,7 @@ async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
         }
     }
     let passes = |pair: &FlowKey| m.passes(pair);
-    let mends = m.conns(|conns| conns.mend_locks(now, &tracked, lives, passes));
+    let mends = m.conns(|conns| conns.mend_locks(now, &known, &tracked, lives, passes));
     m.mend(&mends).await
 }
 

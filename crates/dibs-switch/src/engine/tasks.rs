@@ -10,9 +10,9 @@ use std::time::Duration;
 use dibs_core::Time;
 use futures_util::future::{Either, select};
 
-use super::{Machine, Task, entries, locks, or_warn, rules, shadows, tells};
+use super::{Machine, Task, ended, entries, locks, or_warn, rules, shadows, tells};
 
-/// Time between two looks at what peers are to confirm that nothing gave cause for.
+/// Time between two looks for connections that ended, and between two at what peers are to confirm that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Time between two looks at sessions while a rule asks for one.
 const SESSIONS_EVERY: Duration = Duration::from_millis(500);
@@ -29,10 +29,12 @@ pub fn begin<M: Machine + 'static>(m: &Rc<M>) {
         m.spawn(async move { shadows::keep(&*own).await });
     }
     let (sessions, telling, asking, locks) = (own(), own(), own(), own());
+    let forgetting = own();
     m.spawn(async move { keep_sessions(&*sessions).await });
     m.spawn(async move { keep_telling(&telling).await });
     m.spawn(async move { keep_asking(&asking).await });
     m.spawn(async move { keep_locks(&*locks).await });
+    m.spawn(async move { keep_forgetting(&*forgetting).await });
 }
 
 /// Waits until then, or for ever without a time; but no longer than until a task is woken. True if it was not.
@@ -153,6 +155,14 @@ async fn keep_locks<M: Machine>(m: &M) {
         if is_due(m, Task::Lock, Some(due)).await {
             m.note_done("lock connections", looks.look(m).await);
         }
+    }
+}
+
+/// Forgets connections that ended.
+async fn keep_forgetting<M: Machine>(m: &M) {
+    loop {
+        m.sleep(LOOK_EVERY).await;
+        m.note_done("look for connections that ended", ended::forget(m).await);
     }
 }
 

@@ -45,7 +45,7 @@ fn a_name_holds_for_one_socket() {
     conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
     assert_eq!(conns.get(&pair()).name(SOCKET), Socket(5));
     assert_eq!(conns.get(&pair()).name(Socket(78)), Socket::UNKNOWN);
-    conns.sweep(|_| Some(Socket(78)), |_| false);
+    conns.sweep(&[pair()], |_| Some(Socket(78)), |_, _| false);
     assert_eq!(conns, ConnTable::default());
 }
 
@@ -71,20 +71,35 @@ fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
 
 #[test]
 fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
-    for (socket, passes, swept) in [
-        (None, false, (vec![pair()], vec![])),
-        (None, true, (vec![], vec![])),
-        (Some(SOCKET), false, (vec![], vec![])),
-        (Some(Socket(78)), false, (vec![], vec![pair()])),
+    for (socket, goes_on, gone, taken) in [
+        (None, false, vec![pair()], vec![]),
+        (None, true, vec![], vec![]),
+        (Some(SOCKET), false, vec![], vec![]),
+        (Some(Socket(78)), false, vec![], vec![pair()]),
     ] {
+        let swept = Swept { gone, taken };
         let mut conns = ConnTable::default();
         choose(&mut conns, 1);
         let handed = Hand::Other.on(bump(1));
         conns.update(&pair(), |conn| conn.place.hand_over(handed));
-        assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
-        let gone = socket.is_none() && !passes;
+        assert_eq!(conns.sweep(&[pair()], |_| socket, |_, _| goes_on), swept);
+        let gone = socket.is_none() && !goes_on;
         assert_eq!(conns == ConnTable::default(), gone);
     }
+}
+
+/// Connections that a peer moves while the sockets of others are looked for have none among these.
+#[test]
+fn what_came_while_others_were_looked_for_is_neither_swept_nor_unlocked() {
+    let mut conns = ConnTable::default();
+    choose(&mut conns, 1);
+    conns.update(&pair(), |conn| conn.lock.adopt(bump(1)));
+    let came = conns.clone();
+    let swept = conns.sweep(&[], |_| None, |_, _| false);
+    assert_eq!(swept, Swept::default());
+    let none = Tracked::new(Vec::new());
+    let mends = conns.mend_locks(START, &[], &none, |_| None, |_| false);
+    assert_eq!((mends, conns), (Vec::new(), came));
 }
 
 #[test]
@@ -105,7 +120,7 @@ fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
         let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
         let is_it = |other: &FlowKey| *other == pair();
         let lives = |other: &FlowKey| lives.filter(|_| is_it(other));
-        let mends = conns.mend_locks(START, &tracked, lives, |_| passes);
+        let mends = conns.mend_locks(START, &[pair()], &tracked, lives, |_| passes);
         assert_eq!(conns.locked().next().is_some(), stays);
         let locks = stays && on == 1 && !passes;
         assert_eq!(
@@ -134,7 +149,7 @@ fn what_is_due_is_locked_and_what_has_ended_is_unlocked_unless_its_other_end_is_
         let closed = false;
         let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
         let lives = |pair: &FlowKey| alive.contains(pair).then_some(true);
-        let mends = conns.mend_locks(START + GRACE, &tracked, lives, |_| false);
+        let mends = conns.mend_locks(START + GRACE, &[pair()], &tracked, lives, |_| false);
         let mends: Vec<Mend> = mends.into_iter().map(|(_, mend)| mend).collect();
         assert_eq!(mends, mend.as_slice(), "{mark:?} {alive:?}");
     }
@@ -231,8 +246,10 @@ fn a_choice_that_was_asked_about_stands_only_where_the_mark_is() {
         cleared.clear();
         assert!(cleared.iter().all(|(_, conn)| !conn.phase.is_cut_short()));
         let mut ended = next.clone();
-        ended.sweep(|_| None, |_| false);
+        ended.sweep(&[pair()], |_| None, |_, _| false);
         assert_eq!(ended, ConnTable::default());
+        // The next one may end as early.
+        assert_eq!(next.saved().eq(saved), known_on != BumpId::new(2));
         let again = next.update(&pair(), |conn| conn.take_cut_short(SOCKET));
         assert_eq!(again.is_some(), known_on != BumpId::new(2));
         assert_eq!(next.get(&pair()).phase, Phase::default());
