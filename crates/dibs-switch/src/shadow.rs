@@ -82,6 +82,12 @@ impl Numbers {
         }
     }
 
+    /// True if an end that has sent up to `sent_end` may stand so. No more than a window of the other end is under way, which that
+    /// shifts by `scale` (RFC 7323). Otherwise something in plain changes numbers, and a byte that seems old may be new.
+    pub fn may_be_of(self, sent_end: SeqNumber, scale: u8) -> bool {
+        sent_end.raw().wrapping_sub(self.given.raw()) <= window(scale)
+    }
+
     /// Bytes of that end that went further from these numbers to `later`.
     fn bytes_to(self, later: Self) -> u32 {
         let bytes = |to: SeqNumber, from| to.distance_from(from).unsigned_abs();
@@ -284,7 +290,7 @@ impl Shadow {
                 false => self.is_heard = false,
             }
         }
-        let window = u32::from(WINDOW) << scale.min(14);
+        let window = window(scale);
         let mut next = self.within_window(stands, first, window);
         self.behind = next.bytes_to(stands);
         let is_asked = self.is_asked(now);
@@ -347,6 +353,11 @@ impl Shadow {
             acked: least(stands.acked, heard.given, 0),
         }
     }
+}
+
+/// Largest window of an end that shifts it by `scale`.
+fn window(scale: u8) -> u32 {
+    u32::from(WINDOW) << scale.min(14)
 }
 
 /// True if the other end may stand so: not before what was heard of it, and not further than both kernels are.
@@ -755,6 +766,24 @@ mod tests {
         ends.shadows.iter_mut().for_each(|shadow| shadow.ask(START));
         (0..2).for_each(|_| ends.tick());
         assert!(ends.shadows[0].is_level(sent) && !ends.shadows[0].is_level(sent.add(1)));
+    }
+
+    /// A firewall changes numbers, and nobody has noticed yet.
+    #[test]
+    fn an_end_has_no_more_than_a_window_under_way() {
+        let (given, acked) = (SeqNumber::new(u32::MAX - 9), SeqNumber::new(5));
+        for (sent, scale, may_be) in [
+            (0, 0, true),
+            (-1, 0, false),
+            (65_535, 0, true),
+            (65_536, 0, false),
+            (65_535 << 7, 7, true),
+            ((65_535 << 7) + 1, 7, false),
+        ] {
+            let sent_end = given.add(sent as u32);
+            let stands = Numbers { given, acked };
+            assert_eq!(stands.may_be_of(sent_end, scale), may_be, "{sent} {scale}");
+        }
     }
 
     #[test]

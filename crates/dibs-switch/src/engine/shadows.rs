@@ -150,8 +150,12 @@ fn show<M: Machine>(m: &M, shown: &Shown<M::Plain>, conns: &[ConnSnapshot]) -> D
             } else if !m.is_matched(&pair) {
                 continue;
             }
-            if let Some(((_, acked), given)) = conn.stands.zip(conn.given)
-                && let Some(numbers) = shadow.poll(Numbers { given, acked }, shown.pairs[&pair], at)
+            let Some(((sent_end, acked), given)) = conn.stands.zip(conn.given) else {
+                continue;
+            };
+            let (stands, scale) = (Numbers { given, acked }, shown.pairs[&pair]);
+            if stands.may_be_of(sent_end, scale)
+                && let Some(numbers) = shadow.poll(stands, scale, at)
             {
                 shown.plain.send(&pair, &numbers.packet(&pair));
             }
