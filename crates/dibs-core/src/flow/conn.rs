@@ -443,6 +443,15 @@ impl Conn {
         }
     }
 
+    /// A connection of these ends comes from plain. What was here may be an earlier one, which the peer called otherwise: the flow is
+    /// opened anew.
+    pub fn come_from_plain(&mut self) {
+        if self.sent_end.is_some() {
+            self.out.begin_anew();
+        }
+        (self.sent_end, self.acked) = (None, None);
+    }
+
     /// Numbers of both kernels are not compared: nothing between them changed those of a connection that began here, and those of one
     /// that was here or on another bump for long are known to fit.
     pub fn skip_comparison(&mut self) {

@@ -243,6 +243,9 @@ impl FlowTable {
     pub(super) fn leave_plain(&mut self, tuple: &FlowKey) {
         if let Some(ends) = self.ends_of(tuple).and_then(|key| self.ends.get_mut(key)) {
             ends.entered = None;
+            for (_, lane) in &ends.lanes {
+                self.conns.get_mut(*lane).expect(ENDS).come_from_plain();
+            }
         }
     }
 
@@ -416,17 +419,19 @@ impl FlowTable {
         Some(conn)
     }
 
-    /// The peer opened its direction of a connection; returns what there was of it before.
-    pub(super) fn open_incoming(&mut self, key: Key, incoming: Incoming) -> Option<Incoming> {
+    /// The peer opened its direction of a connection; returns what there was of it before, and of the one that the peer's number of
+    /// the flow was of, if its ends have another name here now.
+    pub(super) fn open_incoming(&mut self, key: Key, incoming: Incoming) -> [Option<Incoming>; 2] {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let flow = incoming.flow;
         let old = conn.inc.replace(incoming);
         if let Some(old) = &old {
             self.incoming.remove(&old.flow);
         }
-        self.incoming.insert(flow, key);
+        let other = { self.incoming.insert(flow, key) }.filter(|other| *other != key);
+        let other = other.and_then(|other| self.conns.get_mut(other)?.inc.take());
         self.last_incoming = None;
-        old
+        [old, other]
     }
 
     /// The peer restarted: its numbers mean nothing any more.

@@ -99,7 +99,7 @@ impl Receiver {
             top: frame::BASE_OFFSET,
             ack_floor: AckFloor::default(),
         };
-        if let Some(mut old) = cx.flows.open_incoming(key, incoming) {
+        for mut old in cx.flows.open_incoming(key, incoming).into_iter().flatten() {
             old.stream.clear(&mut self.store);
         }
         Ok(key)

@@ -224,3 +224,28 @@ fn a_live_connection_that_was_matched_is_called_by_the_routers_address() {
     assert_eq!(data, []);
     assert_eq!(pair.nodes[1].counters().get(Counter::TunNoPeer), 1);
 }
+
+/// The ends were those of a connection that began on the bump; the next one began in plain, and comes there by another bump.
+#[test]
+fn what_comes_from_plain_is_not_the_connection_that_had_its_ends() {
+    let mut pair = translated();
+    let [here, lent] = ends(40_000);
+    let syn = passes(&mut pair, 0, (here, flags::SYN, b""));
+    assert_eq!(syn, [(lent.reversed(), Vec::new())]);
+    let there = FlowKey::tcp((addr(1, 1).ip(), 443), ([198, 51, 100, 9], 61_000));
+    pair.nodes[1].match_names(0, there, here.reversed());
+    for (host, key) in [(0, here), (1, there)] {
+        let now = pair.now;
+        let node = &mut pair.nodes[host];
+        node.enter(now, bump::SEAL, key, None);
+        node.enter(now, BUMP, key, Some(bump::SEAL));
+    }
+    for data in [&b"some data"[..], b"more"] {
+        let came = passes(&mut pair, 0, (here, flags::ACK, data));
+        assert_eq!(came, [(there.reversed(), data.to_vec())]);
+    }
+    // The end of the earlier one takes nothing from it.
+    pair.run(Duration::from_secs(1));
+    let flows = &pair.nodes[1].peers[0].flows;
+    assert!({ flows.iter() }.all(|(_, conn)| conn.inc.is_none() || flows.tuple_of(conn) == there));
+}
