@@ -83,7 +83,7 @@ impl Numbers {
     }
 
     /// True if an end that has sent up to `sent_end` may stand so. No more than a window of the other end is under way, which that
-    /// shifts by `scale` (RFC 7323). Otherwise something in plain changes numbers, and a byte that seems old may be new.
+    /// shifts by `scale` (RFC 7323). Otherwise something in plain changes numbers, and what the far kernel acknowledges is none of them.
     pub fn may_be_of(self, sent_end: SeqNumber, scale: u8) -> bool {
         sent_end.raw().wrapping_sub(self.given.raw()) <= window(scale)
     }
@@ -99,12 +99,18 @@ impl Numbers {
     /// Its acknowledgement is one byte less, so a reset by a stranger, such as a router that has forgotten the
     /// connection, has a number outside the window of the kernel here, and ends nothing (RFC 5961, 3.2).
     pub fn packet(self, pair: &FlowKey) -> Vec<u8> {
+        knock::shown(pair, self.shown(), WINDOW)
+    }
+
+    /// The same without its byte, which could be new to the other kernel. Nobody reads it as a shadow, but routers see it.
+    pub fn bare_packet(self, pair: &FlowKey) -> Vec<u8> {
+        knock::acknowledgement(pair, self.shown(), None)
+    }
+
+    /// Number of the byte that is shown, and the acknowledgement with it.
+    const fn shown(self) -> (SeqNumber, SeqNumber) {
         let before = u32::MAX;
-        knock::shown(
-            pair,
-            (self.given.add(before), self.acked.add(before)),
-            WINDOW,
-        )
+        (self.given.add(before), self.acked.add(before))
     }
 
     /// Connection, as the host sends that hears it, and the numbers of the end that showed it, as a router saw them.

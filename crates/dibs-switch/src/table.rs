@@ -137,7 +137,10 @@ impl Conn {
                 self.is_asked() && (mark.bump.is_some() || self.place.marked().is_none())
             }
             // Another choice than these is another program's, and later.
-            (Some(choice), true) => written || mark.bump == choice.bump && !self.is_asked(),
+            (Some(choice), true) => {
+                let is_ours = mark.bump == choice.bump && !self.is_asked();
+                is_ours || self.place.is_chosen(mark.bump)
+            }
             (None, true) => mark.bump.is_none() && self.place.has_left(),
             (None, false) if written => true,
             (None, false) => match (mark.bump, self.place.handed()) {

@@ -202,7 +202,13 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   one, until the match was forgotten (1099511658325, 1099511659043).
 /// - A connection came to be known while a host looked which of those that it knew have ended, and was taken for one that has: its
 ///   choice was forgotten, and its mark cleared (40263, 42397, 44437, 1099511669650).
-/// - A firewall changed numbers, nobody had noticed yet, and the byte of a shadow was new to the far kernel (2199023309347).
+/// - A firewall changed numbers, nobody had noticed yet, and the byte of a shadow was new to the far kernel (2199023309347); or there was
+///   no shadow, and it forgot the connection (2199023280623).
+/// - A connection came from plain to a bump that an earlier one of the same ends had begun on, by another name: the far end handed what
+///   it sent to that one (1099511670018, 1099511673191).
+/// - A daemon asked twice about one move by a rule, and the second answer came after the peer's own rule had moved it (45489).
+/// - Another program chose the bump that a connection had by no choice, while its peer was asked about another one, and nobody took that
+///   up (67220).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -225,6 +231,11 @@ fn seeds_that_failed_keep_all_promises() {
         44_437,
         1_099_511_669_650,
         2_199_023_309_347,
+        2_199_023_280_623,
+        1_099_511_670_018,
+        1_099_511_673_191,
+        45_489,
+        67_220,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -405,6 +405,11 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
         let ruled = bump.is_some() && m.ruling(live, |ruling| ruling.bump()) == bump;
         (live.pair(), Moving { bump, ruled })
     };
+    // Where the same move is under way, another question about it would be answered after what the peer says next.
+    lives.retain(|live| {
+        let (pair, moving) = moving(live);
+        bump.is_none() || m.conns(|conns| conns.get(&pair).phase.moving()) != Some(moving)
+    });
     let moving: Vec<(FlowKey, Moving)> = lives.iter().map(moving).collect();
     for (live, (pair, moving)) in lives.iter().zip(&moving) {
         let is_plain = bump.is_some() && m.marked(live).is_none();

@@ -154,10 +154,12 @@ fn show<M: Machine>(m: &M, shown: &Shown<M::Plain>, conns: &[ConnSnapshot]) -> D
                 continue;
             };
             let (stands, scale) = (Numbers { given, acked }, shown.pairs[&pair]);
-            if stands.may_be_of(sent_end, scale)
-                && let Some(numbers) = shadow.poll(stands, scale, at)
-            {
-                shown.plain.send(&pair, &numbers.packet(&pair));
+            if let Some(numbers) = shadow.poll(stands, scale, at) {
+                let packet = match stands.may_be_of(sent_end, scale) {
+                    true => numbers.packet(&pair),
+                    false => numbers.bare_packet(&pair),
+                };
+                shown.plain.send(&pair, &packet);
             }
         }
     });

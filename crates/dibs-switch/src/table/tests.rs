@@ -212,6 +212,10 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         let asked = conn.choice.propose(SOCKET, None, 7, 0);
         conn.phase.move_to_asked(asked.version, None);
         assert!(conn.knows(seen(3, true)), "the peer is asked");
+        // Another program chooses what nobody had chosen (seed 67220).
+        let mut moved = conn.clone();
+        moved.move_to_mark(&Mark::moved(pair(), BumpId::new(3)), START);
+        assert!(!moved.knows(seen(3, true)));
         // Another program took it off meanwhile (seed 1099511629871).
         assert!(!conn.knows(seen(0, false)));
         assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
