@@ -224,8 +224,7 @@ impl Kernel {
                 .filter(|_| may_be_answered && track.una.is_after(s.ack))?;
             // A probe of a closed window, or bytes that it has.
             let asks = s.flags == flags::ACK && (s.window == 0) == s.payload.is_empty();
-            let is_outside = s.seq.distance_from(acked).unsigned_abs() > MOST_ROOM;
-            (is_outside || asks && acked.is_after(s.seq)).then_some(track.una)
+            (track::is_outside(s.seq, acked) || asks && acked.is_after(s.seq)).then_some(track.una)
         });
         match una {
             Some(una) => offload::rewrite(&packet, |headers, _| headers.ack = una),

@@ -7,6 +7,7 @@ use dibs_core::Time;
 use dibs_wire::SeqNumber;
 use dibs_wire::packet::{Segment, flags};
 
+use super::MOST_ROOM;
 use crate::offload;
 
 /// Beyond all timeouts of smoltcp: who has not sent again by then has forgotten it.
@@ -43,6 +44,11 @@ pub(super) struct Heard {
     pub(super) withheld: bool,
     /// It gets this three times behind it.
     pub(super) repetition: Option<Vec<u8>>,
+}
+
+/// True if a number lies beyond all windows of a kernel that has `acked` so much, which answers it and looks no further.
+pub(super) fn is_outside(seq: SeqNumber, acked: SeqNumber) -> bool {
+    seq.distance_from(acked).unsigned_abs() > MOST_ROOM
 }
 
 /// The number behind a segment.
@@ -82,7 +88,7 @@ impl Track {
             }
         }
         Heard {
-            withheld: self.repeats_up_to_fin(s),
+            withheld: self.acknowledges_unsent(s) || self.repeats_up_to_fin(s),
             // smoltcp forgets its timer when a closed window opens, and would never send again what was lost.
             repetition: (takes && opened && self.waits())
                 .then(|| self.repeated(end(s)))
@@ -99,6 +105,14 @@ impl Track {
         });
         let acks = !self.una.is_after(s.ack) && !s.ack.is_after(self.top);
         fresh && acks && s.has(flags::ACK) && !s.has(flags::RST)
+    }
+
+    /// Whether this acknowledges what was not sent. Linux drops that; smoltcp takes it for what waits to be sent.
+    fn acknowledges_unsent(&self, s: &Segment<'_>) -> bool {
+        let ends = s.flags & (flags::SYN | flags::RST) != 0;
+        let acked = self.acked.filter(|_| s.has(flags::ACK) && !ends);
+        let is_near = acked.is_some_and(|acked| !is_outside(s.seq, acked));
+        is_near && s.ack.is_after(self.top)
     }
 
     /// Whether this is a duplicate acknowledgement of everything but a FIN. Three of them make
