@@ -254,7 +254,8 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
 
 /// What the user is shown of connections, in the same order.
 pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<Vec<ConnInfo>> {
-    let (_, conns) = daemon.driver.conns().await?;
+    let (at, conns) = daemon.driver.conns().await?;
+    let now = wall();
     let mut carried: HashMap<FlowKey, Vec<ConnSnapshot>> = HashMap::new();
     for conn in conns {
         carried.entry(conn.tuple).or_default().push(conn);
@@ -262,13 +263,14 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
     let inodes: HashSet<u64> = lives.iter().map(|live| live.inode).collect();
     // It reads all of /proc.
     let processes = tokio::task::spawn_blocking(move || sockets::processes(&inodes)).await?;
-    let now = wall();
     let mut infos = Vec::with_capacity(lives.len());
     for live in lives {
         let bump = daemon.bump_of(live);
         let (id, since) = daemon.registry.borrow_mut().note(live, bump, now);
         let process = processes.get(&live.inode);
         let on_bumps = carried.get(&live.pair).map_or(&[][..], Vec::as_slice);
+        let came = on_bumps.iter().find(|conn| Some(conn.bump) == bump);
+        let came = came.map(|conn| now - at.since(conn.since).as_secs_f64());
         let theirs = on_bumps.first().map_or(live.pair, |conn| conn.theirs);
         let other = |there: SocketAddr, here: SocketAddr| (there != here).then_some(there);
         infos.push(ConnInfo {
@@ -284,7 +286,7 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
             pid: process.map(|process| process.pid),
             uid: live.uid,
             mptcp: live.mptcp,
-            since,
+            since: came.unwrap_or(since),
             bytes_sent: on_bumps.iter().map(|conn| conn.stats.bytes_sent).sum(),
             bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),
             retransmissions: live.counts.retransmissions.into(),

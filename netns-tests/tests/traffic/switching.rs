@@ -145,6 +145,7 @@ fn an_idle_connection_on_which_the_far_side_speaks_next() {
         Setup::new().run(|net| {
             let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
             net.a.enable(7000)?;
+            let moved = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
             let ears = net.eavesdrop()?;
             let plaintext = next_plaintext();
             let mut message = vec![0; 64 << 10];
@@ -155,6 +156,12 @@ fn an_idle_connection_on_which_the_far_side_speaks_next() {
             near.read_exact(&mut received)?;
             speaker.join().expect("no panic")?;
             ensure!(received == message, "other bytes arrived");
+            for node in [&net.a, &net.b] {
+                let since = node.ctl(&["conn", "list"])?[0]["since"].as_f64();
+                let since = since.context("no time")?;
+                // Nobody had asked before.
+                ensure!(since < moved.as_secs_f64(), "{since} is after {moved:?}");
+            }
             ears.heard_nothing(&[plaintext], message.len())
         })
     });

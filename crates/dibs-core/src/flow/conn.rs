@@ -315,7 +315,7 @@ pub struct Conn {
     pub echo_filter: Option<Box<EchoFilter>>,
     /// Last packet of either direction.
     pub last_seen: Time,
-    /// First packet.
+    /// Time at which it came here, or of its first packet.
     pub since: Time,
     /// Counters.
     pub stats: ConnStats,

@@ -276,6 +276,7 @@ impl Node {
         let (receiver, mut cx) = peer.receiving(now, shared);
         let key = receiver.conn(&mut cx, tuple, bump);
         let conn = cx.flows.get_mut(key).expect("it was just found");
+        conn.since = now;
         match fits {
             true => conn.skip_comparison(),
             false => conn.compare_anew(),

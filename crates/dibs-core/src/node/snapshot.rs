@@ -79,7 +79,7 @@ pub struct ConnSnapshot {
     pub theirs: FlowKey,
     /// The bump.
     pub bump: BumpId,
-    /// First packet.
+    /// Time at which it came to the bump, or of its first packet there.
     pub since: Time,
     /// Last packet.
     pub last_seen: Time,
