@@ -141,12 +141,16 @@ async fn serve(
 /// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
 /// takes `force`.
 async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
-    let on_bumps = on_bumps(daemon).await?;
     let up = sessions::sessions(daemon).await?;
     // Peers whose rules want otherwise keep their part, and answer into nothing.
-    let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
+    let told = async || -> anyhow::Result<Vec<Live>> {
+        let mut told = on_bumps(daemon).await?;
+        told.retain(|live| up[live.peer]);
+        Ok(told)
+    };
+    let lives = told().await?;
     if !force {
-        let stuck = engine::knocks::refusals(daemon, &told).await?;
+        let stuck = engine::knocks::refusals(daemon, &lives).await?;
         if let Some((pair, why)) = stuck.iter().next() {
             bail!(refused(format!(
                 "{} connection(s) would break, so nothing was changed: the one from {pair}: {why}; --force \
@@ -155,16 +159,19 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
             )));
         }
     }
-    take_to_plain(daemon, &told).await?;
+    take_to_plain(daemon, &lives).await?;
+    daemon.state.borrow_mut().rules.suspend();
+    steering::steer(daemon).await?;
+    // Until then connections began on bumps, by rules.
+    take_to_plain(daemon, &told().await?).await?;
     {
         let mut state = daemon.state.borrow_mut();
-        state.rules.suspend();
         state.conns.clear();
         for peer in &mut state.peers {
             peer.wants.clear();
         }
     }
-    daemon.save()?;
+    daemon.save_or_warn();
     engine::wants::send_all(daemon).await;
     steering::tell_flow_schedulers(daemon)?;
     steering::remove_all(daemon, false).await?;

@@ -1,16 +1,21 @@
 //! What dibs does to the kernel, and what it leaves alone.
 
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use netns_tests::daemon::wait;
-use netns_tests::traffic::Talk;
+use netns_tests::topology::server;
+use netns_tests::traffic::{Talk, connect};
 use netns_tests::{Net, Node, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
 
 fn states(net: &Net) -> Result<[Vec<String>; 2]> {
     Ok([kernel::state(&net.a.host)?, kernel::state(&net.b.host)?])
 }
+
+/// Connections that begin at most while something is done.
+const MOST: usize = 500;
 
 /// What is in one state and not in the other.
 fn difference(before: &[Vec<String>; 2], after: &[Vec<String>; 2]) -> Vec<String> {
@@ -40,6 +45,38 @@ fn nothing_enabled_nothing_installed() {
             talk.advance(256 << 10)?;
             expect_same(&before, &states(net)?)?;
             talk.finish()
+        })
+    });
+}
+
+/// A rule puts connections on its bump until the kernel has it no more.
+#[test]
+fn what_begins_while_cleanup_moves_the_others_goes_on_too() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            net.a
+                .ctl(&["rule", "add", "--dport", "7000", "--bump", "seal"])?;
+            let begin = || connect(&net.a.host, &net.b.host, server(7000));
+            let mut conns = vec![begin()?];
+            net.wait_bump(7000, "seal")?;
+            std::thread::scope(|scope| {
+                let cleanup = scope.spawn(|| net.a.ctl(&["cleanup"]));
+                while !cleanup.is_finished() && conns.len() < MOST {
+                    conns.push(begin()?);
+                }
+                cleanup.join().expect("no panic").map(drop)
+            })?;
+            ensure!(conns.len() > 2, "nothing began meanwhile");
+            net.wait_bump(7000, "plain")?;
+            for (near, far) in &mut conns {
+                let mut received = [0; 5];
+                near.write_all(b"hello")?;
+                far.read_exact(&mut received)?;
+                far.write_all(&received)?;
+                near.read_exact(&mut received)?;
+                ensure!(received == *b"hello");
+            }
+            Ok(())
         })
     });
 }
