@@ -39,11 +39,16 @@ pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_
             moves.extend(tracked.iter().map(|(pair, _)| (*pair, ours)));
         }
     }
+    if moves.is_empty() {
+        return Ok(());
+    }
     let mut conntrack = daemon.kernel.conntrack()?;
     for (pair, bump) in moves {
         let (mark, mask) = (layout.bump(bump), layout.bump_mask());
         conntrack.set_mark(&pair, mark, mask).await?;
     }
+    // The next daemon is not to do so again.
+    daemon.save_or_warn();
     Ok(())
 }
 

@@ -219,7 +219,8 @@ async fn follow_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
 /// interfaces go by names of the file.
 pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
     let before = daemon.host.refresh().await?;
-    daemon.host.follow_links().await?;
+    // What is looked at below is not seen to be new again.
+    or_warn(daemon.host.follow_links().await);
     if before.networks(BumpId::is_tun) != daemon.host.inventory().networks(BumpId::is_tun) {
         daemon.endpoints.note_network();
         daemon.wakers.wake(Task::Names);
@@ -230,7 +231,7 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
     let old = daemon.host.addresses().clone();
     let changed = keep_addresses(daemon, &old).await?;
     if changed && !daemon.state.borrow().installed.is_empty() {
-        daemon.save()?;
+        daemon.save_or_warn();
     }
     Ok(changed || renamed)
 }

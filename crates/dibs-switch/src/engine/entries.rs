@@ -231,7 +231,7 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     let found = m.find(&[pair]).await?;
     let lives = passes || found.get(&pair).is_some_and(|live| !live.is_over());
     match had {
-        had if lives => mark_as_it_stands(m, pair, had).await,
+        _ if lives => mark_as_it_stands(m, pair, None).await,
         Some(_) => {
             m.note_followed(&[pair, pair.reversed()], None).await;
             Ok(())
@@ -240,17 +240,23 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
     }
 }
 
-/// Gives a connection the mark of its choice; where that is not settled, the one that it `had`.
+/// Gives a connection the mark of its choice; where that is not settled, the one that it had, by the record, or else this bump.
 async fn mark_as_it_stands<M: Machine>(
     m: &M,
     pair: FlowKey,
-    had: Option<(Option<BumpId>, bool)>,
+    was: Option<BumpId>,
 ) -> Result<(), M::Fault> {
     if m.conns(|conns| conns.get(&pair).settled().is_some()) {
         return all_of::<M>(m.mark_choices(&[pair]).await);
     }
-    let mark = had.map(|(bump, explicit)| Mark::new(pair, bump, explicit));
-    all_of::<M>(m.mark(|| Vec::from_iter(mark)).await)
+    // It may leave while this waits for its turn.
+    let mark = || {
+        let had = m.conns(|conns| conns.get(&pair).had());
+        let had = had.or(was.map(|bump| (Some(bump), false)));
+        let mark = had.map(|(bump, explicit)| Mark::new(pair, bump, explicit));
+        Vec::from_iter(mark)
+    };
+    all_of::<M>(m.mark(mark).await)
 }
 
 /// A mark that says otherwise than the record was set by another program. Returns it, if it is to be followed.
@@ -303,10 +309,8 @@ async fn handle_mark<M: Machine>(
         Foreign::Chosen => update(m, &pair, |conn| conn.phase.move_to_awaited(mark.bump)),
         Foreign::News => {}
         Foreign::Lost if m.is_steering() => {
-            let had = m.conns(|conns| conns.get(&pair).had());
             let was = was.filter(|_| mark.bump.is_none());
-            let was = was.map(|bump| (Some(bump), false));
-            mark_as_it_stands(m, pair, had.or(was)).await?;
+            mark_as_it_stands(m, pair, was).await?;
         }
         Foreign::Straggler => all_of::<M>(switches::mark_moved(m, &[pair], None).await)?,
         Foreign::Lost | Foreign::Known => {}

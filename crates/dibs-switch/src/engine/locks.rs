@@ -83,9 +83,11 @@ async fn mend<M: Machine>(m: &M, whole: bool) -> Result<(), M::Fault> {
             let is_on = entry.mark.bump.is_some() && lives(pair).is_some();
             is_on && m.conns(|conns| conns.get(pair).place.followed().is_none())
         };
-        for (pair, entry) in tracked.iter().filter(is_missed) {
-            let ends = [*pair, pair.reversed()];
-            m.note_followed(&ends, entry.mark.bump).await;
+        for (pair, _) in tracked.iter().filter(is_missed) {
+            // It may have left since.
+            if let Some(Entry { mark, .. }) = m.entry(pair).await? {
+                m.note_followed(&[*pair, pair.reversed()], mark.bump).await;
+            }
         }
     }
     let passes = |pair: &FlowKey| m.passes(pair);

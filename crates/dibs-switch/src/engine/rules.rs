@@ -265,15 +265,25 @@ async fn follow_sessions<M: Machine>(m: &M, turned: &mut BTreeSet<usize>) -> Res
     let mut lives = m.lives().await?;
     lives.retain(|live| turned.contains(&live.peer()));
     let (met, left) = lives.into_iter().partition::<Vec<_>, _>(answers);
+    let begun = begin_plain(m, &left).await;
     follow_ruled(m, &met).await;
-    begin_plain(m, &left).await
+    begun
 }
 
 /// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which nothing but a SYN is
 /// under way, begin in plain like those after them.
 async fn begin_plain<M: Machine>(m: &M, lives: &[M::Live]) -> Result<(), M::Fault> {
-    let waits =
-        |live: &&M::Live| m.is_opening(live) && m.ruling(live, |ruling| ruling.may_begin_plain());
+    let opening: Vec<FlowKey> = { lives.iter() }
+        .filter(|live| m.is_opening(*live))
+        .map(|live| live.pair())
+        .collect();
+    // The peer may be back, and have answered.
+    let found = m.find(&opening).await?;
+    let waits = |live: &&M::Live| {
+        let found = found.get(&live.pair());
+        let still = found.is_some_and(|it| it.meant() == live.meant() && m.is_opening(it));
+        still && m.ruling(live, |ruling| ruling.may_begin_plain())
+    };
     let marks = || {
         let waiting = lives.iter().filter(waits);
         let on_bump = waiting.inspect(|live| {

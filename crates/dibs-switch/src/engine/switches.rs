@@ -216,7 +216,7 @@ pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[FlowKey], bump: O
     }
 }
 
-/// Marks connections, by no choice. What leaves for plain is kept there by OVERRIDE while the far end's packets may still
+/// Marks connections, by no choice, but those for which one has come. What leaves for plain is kept there by OVERRIDE while the far end's packets may still
 /// come by the bump: each end would pull the other back.
 pub async fn mark_moved<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpId>) -> Failed<M> {
     let leaves = true;
@@ -224,7 +224,13 @@ pub async fn mark_moved<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpI
         leaves,
         ..Mark::moved(*pair, bump)
     };
-    m.mark(|| pairs.iter().map(mark).collect()).await
+    let marks = || {
+        m.conns(|conns| {
+            let unchosen = |pair: &&FlowKey| conns.get(pair).in_force().is_none();
+            pairs.iter().filter(unchosen).map(mark).collect()
+        })
+    };
+    m.mark(marks).await
 }
 
 /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.

@@ -62,13 +62,16 @@ pub async fn answer<M: Machine>(m: &M, peer: usize, sequence: u64, bumps: u16) -
     let known = m.wants(peer, |wants, conns| {
         wants.handle_want(conns, sequence, bumps & carried, of_peer)
     });
-    if let Some(outcome) = known {
-        return outcome;
+    match known {
+        // They were to be ready before, which may have failed.
+        Some(Outcome::Done) => {}
+        Some(outcome) => return outcome,
+        None => m.tell(News::Wanted),
     }
-    m.tell(News::Wanted);
     let ready = async {
-        m.save()?;
-        m.install().await
+        let saved = known.map_or_else(|| m.save(), |_| Ok(()));
+        m.install().await?;
+        saved
     };
     match ready.await {
         Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
