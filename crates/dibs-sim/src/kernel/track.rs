@@ -15,6 +15,8 @@ const FORGOTTEN: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Debug)]
 pub(super) struct Track {
+    /// The number of the SYN.
+    first: SeqNumber,
     /// The number behind the highest one that went out, and the one that the far end waits for.
     pub(super) top: SeqNumber,
     pub(super) una: SeqNumber,
@@ -62,6 +64,7 @@ impl Track {
     pub(super) fn new(s: &Segment<'_>) -> Self {
         let top = s.seq.add(1);
         Self {
+            first: s.seq,
             top,
             una: s.seq,
             sent: top,
@@ -107,12 +110,13 @@ impl Track {
         fresh && acks && s.has(flags::ACK) && !s.has(flags::RST)
     }
 
-    /// Whether this acknowledges what was not sent. Linux drops that; smoltcp takes it for what waits to be sent.
+    /// Whether this acknowledges what was not sent. Linux drops that, once the handshake is over; smoltcp takes it for what waits to be
+    /// sent.
     fn acknowledges_unsent(&self, s: &Segment<'_>) -> bool {
         let ends = s.flags & (flags::SYN | flags::RST) != 0;
         let acked = self.acked.filter(|_| s.has(flags::ACK) && !ends);
         let is_near = acked.is_some_and(|acked| !is_outside(s.seq, acked));
-        is_near && s.ack.is_after(self.top)
+        is_near && self.una != self.first && s.ack.is_after(self.top)
     }
 
     /// Whether this is a duplicate acknowledgement of everything but a FIN. Three of them make
