@@ -6,7 +6,9 @@
 //! the connection by theirs, so the peer needs to know nothing of it.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_wire::packet::{Opaque, Packet, Segment};
 use dibs_wire::{FlowKey, readdress};
 
@@ -17,8 +19,11 @@ use super::paths::PathSet;
 use super::peer::Peer;
 use super::receive::ReceiveCx;
 use super::shared::Setup;
+use super::solicit;
 use crate::counters::Counter;
 
+/// Least time between two words of a connection of which the peer forgot the name.
+const REMIND_EACH: Duration = Duration::from_millis(100);
 /// Ports that are tried in place of one that is taken.
 const TRIES: usize = 64;
 /// The lowest of them.
@@ -51,6 +56,28 @@ pub(super) fn ours(cx: &mut ReceiveCx<'_>, theirs: FlowKey) -> Result<FlowKey, C
         }
     }
     Err(Counter::PortsTaken)
+}
+
+/// Has the local kernel speak by a bump, if the connection that the peer calls `theirs` is one of this host that the peer lends an
+/// address: it has forgotten by which other one it was called, and learns that from any segment. This host may have nothing to say.
+pub(super) fn remind(cx: &mut ReceiveCx<'_>, bump: BumpId, theirs: FlowKey) {
+    let mut own = cx.shared.setup.own.addresses.iter();
+    let known = own.find_map(|src| {
+        cx.flows.find(
+            FlowKey {
+                src: *src,
+                ..theirs
+            },
+            bump,
+        )
+    });
+    let Some((conn, tuple, _)) = known.and_then(|key| cx.flows.with_ends(key)) else {
+        return;
+    };
+    if cx.now.since(conn.last_seen) >= REMIND_EACH {
+        conn.last_seen = cx.now;
+        solicit::solicit(cx.shared, bump, tuple, Some(conn));
+    }
 }
 
 /// The peer begins a connection that it calls `theirs`. What was matched by that name began in plain, so it is over.

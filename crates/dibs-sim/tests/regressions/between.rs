@@ -209,6 +209,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A daemon asked twice about one move by a rule, and the second answer came after the peer's own rule had moved it (45489).
 /// - Another program chose the bump that a connection had by no choice, while its peer was asked about another one, and nobody took that
 ///   up (67220).
+/// - A host had begun anew and called a connection by the address that it lends its peer, which refused that; the peer had nothing to
+///   say, and what it was asked to say was lost (1099511811954, 1099511662774).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -236,6 +238,8 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_673_191,
         45_489,
         67_220,
+        1_099_511_811_954,
+        1_099_511_662_774,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -73,6 +73,7 @@ impl Receiver {
             Ok(ours) => ours,
             Err(reason) => {
                 cx.shared.count(reason);
+                names::remind(cx, bump, theirs);
                 return Err(true);
             }
         };

@@ -249,3 +249,38 @@ fn what_comes_from_plain_is_not_the_connection_that_had_its_ends() {
     let flows = &pair.nodes[1].peers[0].flows;
     assert!({ flows.iter() }.all(|(_, conn)| conn.inc.is_none() || flows.tuple_of(conn) == there));
 }
+
+/// Host 1 has begun anew, and its kernel speaks first.
+#[test]
+fn a_host_that_forgot_what_the_peer_is_called_is_told() {
+    let mut pair = translated();
+    let called = addr(1, 1).ip();
+    pair.nodes[0].peers[0]
+        .hosts
+        .set_prefixes(vec![IpNet::from(called)]);
+    let here = FlowKey::tcp((PRIVATE, 40_000), (called, 443));
+    let [_, there] = ends(40_000);
+    for (host, key, bits) in [(0, here, flags::SYN), (1, there, flags::SYN | flags::ACK)] {
+        assert_eq!(passes(&mut pair, host, (key, bits, b"")).len(), 1);
+    }
+    let flows = &mut pair.nodes[1].peers[0].flows;
+    let key = flows.find(there, BUMP).expect("it is there");
+    flows.remove(key);
+    pair.run(Duration::from_secs(1));
+    let asked = passes(&mut pair, 1, (there, flags::ACK, b"some data"));
+    assert_eq!(pair.nodes[0].counters().get(Counter::InnerAddress), 1);
+    assert!(!asked.is_empty());
+    // The kernel of host 0 is asked where it stands, by its own name, and answers.
+    assert!(
+        asked
+            .iter()
+            .all(|(tuple, data)| *tuple == here.reversed() && data.is_empty())
+    );
+    // Both have to open their flows anew before one side's bytes arrive.
+    let mut came = Vec::new();
+    for _ in 0..3 {
+        passes(&mut pair, 0, (here, flags::ACK, b""));
+        came.extend(passes(&mut pair, 1, (there, flags::ACK, b"some data")));
+    }
+    assert!(came.contains(&(here.reversed(), b"some data".to_vec())));
+}
