@@ -268,7 +268,7 @@ async fn watchdog(daemon: Rc<Daemon>) {
     }
 }
 
-/// Between two looks for connections that ended.
+/// Time between two sweeps.
 const EVERY: Duration = Duration::from_secs(2);
 /// Sweeps between two looks for what no event tells of; with iptables-legacy each is one.
 const SWEEPS_PER_CHECK: u32 = 15;

@@ -6,6 +6,7 @@
 //! the connection by theirs, so the peer needs to know nothing of it.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
@@ -62,15 +63,8 @@ pub(super) fn ours(cx: &mut ReceiveCx<'_>, theirs: FlowKey) -> Result<FlowKey, C
 /// address: it has forgotten by which other one it was called, and learns that from any segment. This host may have nothing to say.
 pub(super) fn remind(cx: &mut ReceiveCx<'_>, bump: BumpId, theirs: FlowKey) {
     let mut own = cx.shared.setup.own.addresses.iter();
-    let known = own.find_map(|src| {
-        cx.flows.find(
-            FlowKey {
-                src: *src,
-                ..theirs
-            },
-            bump,
-        )
-    });
+    let ours = |src: IpAddr| FlowKey { src, ..theirs };
+    let known = own.find_map(|src| cx.flows.find(ours(*src), bump));
     let Some((conn, tuple, _)) = known.and_then(|key| cx.flows.with_ends(key)) else {
         return;
     };

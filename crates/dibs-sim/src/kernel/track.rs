@@ -110,7 +110,7 @@ impl Track {
         fresh && acks && s.has(flags::ACK) && !s.has(flags::RST)
     }
 
-    /// Whether this acknowledges what was not sent. Linux drops that, once the handshake is over; smoltcp takes it for what waits to be
+    /// True if this acknowledges what was not sent. Linux drops that, once the handshake is over; smoltcp takes it for what waits to be
     /// sent.
     fn acknowledges_unsent(&self, s: &Segment<'_>) -> bool {
         let ends = s.flags & (flags::SYN | flags::RST) != 0;

@@ -216,8 +216,8 @@ pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[FlowKey], bump: O
     }
 }
 
-/// Marks connections, by no choice, but those for which one has come. What leaves for plain is kept there by OVERRIDE while the far end's packets may still
-/// come by the bump: each end would pull the other back.
+/// Marks connections, by no choice, but those for which one has come. What leaves for plain is kept there by OVERRIDE while the far
+/// end's packets may still come by the bump: each end would pull the other back.
 pub async fn mark_moved<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpId>) -> Failed<M> {
     let leaves = true;
     let mark = |pair: &FlowKey| Mark {
