@@ -118,6 +118,8 @@ seen! {
     ShownForged = "plain: shown by others",
     /// A peer found a connection by other addresses.
     Matched = "names: matched",
+    /// A user moved a connection that came from a router's address, and the peer showed that it is its own.
+    Sought = "names: sought by a user",
     /// The users of a host had other rules from then on.
     RulesChanged = "rules: changed",
     /// Rules began or ended to hold.

@@ -96,6 +96,8 @@ pub enum Task {
     Lock,
     /// Connections are shown in plain.
     Shadow,
+    /// A peer calls connections here otherwise.
+    Match,
     /// Rules that prefer their bump follow the sessions.
     Sessions,
     /// Rules have changed: everything that follows them looks again, sessions included.

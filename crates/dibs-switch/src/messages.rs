@@ -18,6 +18,7 @@
 //! body of kind 6, KNOCK   = count:8  count * (entry without generation  seq:32  ack:32)
 //! body of kind 7, MATCH   = count:8  count * (entry without generation  flags:8  seq:32  ack:32  TSval:32  TSecr:32)
 //! body of kind 8, MEASURE = run:64  flags:8  count:8  count * path:8
+//! body of kind 9, SEEK    = count:8  count * port:16
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -36,7 +37,9 @@
 //! in plain, and asks whether it arrives; the number beside the answer Done has the numbers of the receiver's own
 //! ([`crate::knock`]). MATCH asks the receiver to find the connections that the sender calls so, whose kernel says these
 //! numbers, and which the receiver knows by other addresses ([`crate::matching`]); flag 1: the connection has time stamps. It
-//! names no socket. After Done, messages name these connections by the sender's addresses. MEASURE asks for load on paths
+//! names no socket. After Done, messages name these connections by the sender's addresses. SEEK asks the receiver for a MATCH of its
+//! connections to these ports of the sender, who knows them by addresses of a router. It is answered with one outcome;
+//! beside Done stands the number of connections that were not matched before. MEASURE asks for load on paths
 //! ([`Node::measure`]). Flag 1: the user named them, so they may cost something. It is answered with one outcome, and
 //! after Done with the round trip of each path under way in microseconds.
 //!
@@ -70,6 +73,7 @@ const SILENT: u8 = 5;
 const KNOCK: u8 = 6;
 const MATCH: u8 = 7;
 const MEASURE: u8 = 8;
+const SEEK: u8 = 9;
 const NAMED: u8 = 1;
 const STAMPED: u8 = 1;
 const EXPLICIT: u8 = 1;
@@ -81,6 +85,8 @@ const RENUMBERED: u8 = 8;
 pub const MAX_ENTRIES: usize = 20;
 /// Connections in one MATCH, at most.
 pub const MAX_MATCHES: usize = 16;
+/// Ports in one SEEK, at most.
+pub const MAX_SOUGHT: usize = 16;
 /// Paths in one MEASURE, at most: as many as lead to a peer.
 pub const MAX_MEASURED: usize = 16;
 
@@ -207,6 +213,11 @@ pub enum Body {
         /// Up to [`MAX_MATCHES`] connections, as the sender sends, and where each stands.
         Vec<(FlowKey, Stand)>,
     ),
+    /// Connections in plain that the sender knows by addresses of a router, and the receiver by its own.
+    Seek(
+        /// Up to [`MAX_SOUGHT`] ports of the sender.
+        Vec<u16>,
+    ),
     /// Paths that the receiver is to put load on.
     Measure {
         /// Number of the measurement.
@@ -230,6 +241,7 @@ impl Body {
             Self::Want { .. }
             | Self::Silent { .. }
             | Self::Match(_)
+            | Self::Seek(_)
             | Self::Measure { .. }
             | Self::Answer(_) => Box::new(std::iter::empty()),
         }
@@ -415,6 +427,12 @@ impl Message {
                     out.extend(numbers.into_iter().flat_map(u32::to_be_bytes));
                 }
             }
+            Body::Seek(ports) => {
+                out[1] = SEEK;
+                assert!(ports.len() <= MAX_SOUGHT, "more ports than fit");
+                out.push(ports.len() as u8);
+                out.extend(ports.iter().flat_map(|port| port.to_be_bytes()));
+            }
             Body::Measure { run, named, paths } => {
                 out[1] = MEASURE;
                 out.extend(run.to_be_bytes());
@@ -503,6 +521,7 @@ impl Message {
                 });
                 Body::Match(conns.collect::<Result<_, _>>()?)
             }
+            SEEK => Body::Seek(r.sought()?),
             MEASURE => Body::Measure {
                 run: r.u64()?,
                 named: match r.u8()? {
@@ -622,6 +641,14 @@ impl Reader<'_> {
         (0..count).map(|_| self.u8()).collect()
     }
 
+    fn sought(&mut self) -> Result<Vec<u16>, Malformed> {
+        let count = self.u8()?;
+        if usize::from(count) > MAX_SOUGHT {
+            return Err(Malformed);
+        }
+        (0..count).map(|_| self.u16()).collect()
+    }
+
     fn stand(&mut self) -> Result<Stand, Malformed> {
         let flags = self.u8()?;
         let (seq, ack) = (self.u32()?, self.u32()?);
@@ -726,6 +753,7 @@ mod tests {
                 };
                 Body::Match(matches.map(|(n, s)| (n.pair, stand(s))).collect())
             }),
+            proptest::collection::vec(any::<u16>(), 0..=MAX_SOUGHT).prop_map(Body::Seek),
             (
                 any::<(u64, bool)>(),
                 proptest::collection::vec(any::<u8>(), 0..=MAX_MEASURED)
@@ -753,7 +781,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=8) {
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=9) {
             let _ = Message::decode(&bytes);
             // Deeper than chance would get.
             let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();

@@ -205,6 +205,7 @@ impl Bumps {
             other @ (Body::Silent { .. } | Body::Measure { .. }) => other,
             Body::Knock(conns) => Body::Knock(conns),
             Body::Match(conns) => Body::Match(conns),
+            Body::Seek(ports) => Body::Seek(ports),
             Body::Answer(outcomes) => {
                 let number = |value| BumpId::new(u8::try_from(value).ok()?);
                 let ours = |(outcome, value)| match (outcome, number(value)) {

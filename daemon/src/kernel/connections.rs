@@ -94,11 +94,30 @@ pub(crate) async fn sockets_of_as<U>(
     Ok(found.into_values().map(pick).collect())
 }
 
+/// Open connections of sockets here that come from one of these addresses, and that no peer is known to have, as if they were this
+/// peer's.
+pub(crate) async fn strange(
+    kernel: &Kernel,
+    from: &BTreeSet<IpAddr>,
+    peer: usize,
+) -> Result<Vec<Live>, Error> {
+    let host = kernel.host();
+    let is_strange = |socket: &TcpSocket| {
+        let is_open = socket.state == ESTABLISHED && from.contains(&socket.key.dst);
+        is_open && host.peer_of(&socket.key).is_none()
+    };
+    sockets::list(|socket| is_strange(&socket).then(|| live_of(peer, socket))).await
+}
+
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
-    Some(Live {
+    Some(live_of(host.peer_of(&socket.key)?, socket))
+}
+
+fn live_of(peer: usize, socket: TcpSocket) -> Live {
+    Live {
         pair: socket.key,
         behind: None,
-        peer: host.peer_of(&socket.key)?,
+        peer,
         socket: Socket(socket.cookie as u32),
         uid: Some(socket.uid),
         inode: socket.inode,
@@ -109,7 +128,7 @@ fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
         opening: socket.state == SYN_SENT,
         counts: socket.counts.unwrap_or_default(),
         mark: 0,
-    })
+    }
 }
 
 /// A tracked connection as either end may have begun it, if the other is behind a peer.

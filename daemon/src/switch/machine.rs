@@ -64,6 +64,7 @@ fn tasks(task: engine::Task) -> &'static [Task] {
         engine::Task::Confirm => &[Task::Confirm],
         engine::Task::Lock => &[Task::Lock],
         engine::Task::Shadow => &[Task::Shadow],
+        engine::Task::Match => &[Task::Match],
         engine::Task::Sessions => &[Task::Sessions],
         engine::Task::Rules => &[Task::Hours, Task::Sessions, Task::Users],
     }
@@ -518,11 +519,7 @@ impl Machine for Daemon {
                 );
             }
             News::Unfound { conn, why } => {
-                let why = switching::refusal(self, &conn.pair, None, Ok((why, 0)));
-                let text = format!(
-                    "{} stays in plain, though a rule is for it: {why}",
-                    conn.pair
-                );
+                let text = switching::unfound(&conn.pair, why);
                 let audience = Audience::of(conn.uid);
                 self.events.tell_of(audience, "unfound", text, &[]);
             }

@@ -89,7 +89,7 @@ impl Desk {
 async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
     loop {
         let questions = desk.next(&daemon).await;
-        for answer in questions.answer(&*daemon, desk.peer).await {
+        for answer in questions.answer(&daemon, desk.peer).await {
             daemon.rpc.answer(desk.peer, answer).await;
         }
     }

@@ -458,11 +458,13 @@ pub(crate) enum Task {
     Restart,
     /// Shows connections in plain.
     Shadow,
+    /// Waits for peers to show connections.
+    Match,
 }
 
 impl Task {
     /// Number of tasks: the last one stands here.
-    const COUNT: usize = Self::Shadow as usize + 1;
+    const COUNT: usize = Self::Match as usize + 1;
 }
 
 /// One of them for each [`Task`].

@@ -9,7 +9,7 @@ use dibs_control::{
 use dibs_settings::{BumpId, DIRECT};
 use dibs_switch::engine;
 use dibs_switch::engine::Goal;
-use dibs_switch::engine::rules::Gone;
+use dibs_switch::engine::rules::{Gone, Replaced};
 use dibs_switch::messages::Ground;
 use tokio::sync::broadcast;
 
@@ -266,7 +266,7 @@ pub(crate) async fn rule_add(
     let lives = daemon.connections().await?;
     check_meant(daemon, &rule, &lives).await?;
     let (id, info, by) = (rule.id, rule.info(), caller.uid);
-    let warnings = sessions::in_the_way(daemon, &rule);
+    let mut warnings = sessions::in_the_way(daemon, &rule);
     let audience = rule.audience();
     let wanted = SavedRule {
         id,
@@ -283,7 +283,13 @@ pub(crate) async fn rule_add(
         .map(|(rule, _)| rule.clone())
         .collect();
     let gone = gone.as_slice().into();
-    let (_, kept) = engine::rules::replace(daemon, rules, gone, &lives).await?;
+    let Replaced { kept, unfound, .. } =
+        engine::rules::replace(daemon, rules, gone, &lives).await?;
+    warnings.extend(
+        unfound
+            .iter()
+            .map(|(pair, why)| switching::unfound(pair, *why)),
+    );
     if let Some(why) = kept.values().next() {
         tracing::warn!(
             "{} connection(s) of deleted rules stay on their bumps: {why}",
@@ -507,7 +513,8 @@ pub(crate) async fn rule_del(
     let held = if rule.holds { &[rule.clone()][..] } else { &[] };
     let gone = Gone { rules: held, force };
     let replaced = engine::rules::replace(daemon, rules, gone, &lives).await;
-    let (freed, kept) = replaced.with_context(|| format!("rule {id} was not changed"))?;
+    let replaced = replaced.with_context(|| format!("rule {id} was not changed"))?;
+    let Replaced { freed, kept, .. } = replaced;
     daemon.events.tell_of(
         rule.audience(),
         "rule_deleted",

@@ -9,7 +9,7 @@ use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, 
 use dibs_policy::sockets::TcpCounts;
 use dibs_settings::BumpId;
 use dibs_switch::engine::choices::{self, Outcome};
-use dibs_switch::engine::{Goal, knocks, renumbered, stands_on};
+use dibs_switch::engine::{Goal, Machine as _, knocks, matches, renumbered, stands_on};
 use dibs_switch::messages::{Answer, Ground, Outcome as Said};
 use dibs_wire::FlowKey;
 
@@ -133,12 +133,7 @@ fn in_words(
 }
 
 /// Reason why a connection does not move to a bump, or to plain, for the user.
-pub(crate) fn refusal(
-    daemon: &Daemon,
-    pair: &FlowKey,
-    bump: Option<BumpId>,
-    answer: Answer,
-) -> String {
+fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer) -> String {
     let outcome = match answer {
         Ok((outcome, _)) => outcome,
         Err(error) => return error.to_string(),
@@ -151,16 +146,7 @@ pub(crate) fn refusal(
             "a router or firewall on the way has not followed all of what went by the bump yet, and could end it: repeat the \
              command (--force moves it, and it may break)"
         }
-        Said::NotHeard => {
-            "the peer knows it by other addresses, and its packets do not arrive there as they were sent: a proxy or filter \
-             on the way changes them"
-        }
-        Said::Renumbered => {
-            "a firewall, a proxy or SYNPROXY on the way changes its sequence numbers, or answers in place of the other end"
-        }
-        Said::Ambiguous => {
-            "several connections at the peer look like it, so dibs cannot find out which it is"
-        }
+        Said::NotHeard | Said::Renumbered | Said::Ambiguous => not_found(outcome),
         Said::OwnRule if bump.is_none() => {
             "a rule of the peer wants it on a bump, or the peer has not seen that plain carries it: delete the rule, or repeat \
              the command"
@@ -173,6 +159,28 @@ pub(crate) fn refusal(
         Said::Failed => "the peer failed to move it: see the log of dibsd there",
     };
     why.to_owned()
+}
+
+/// Reason why a peer does not find a connection in plain.
+fn not_found(why: Said) -> &'static str {
+    match why {
+        Said::NotHeard => {
+            "the peer knows it by other addresses, and its packets do not arrive there as they were sent: a proxy or filter \
+             on the way changes them"
+        }
+        Said::Ambiguous => {
+            "several connections at the peer look like it, so dibs cannot find out which it is"
+        }
+        _ => {
+            "a firewall, a proxy or SYNPROXY on the way changes its sequence numbers, or answers in place of the other end"
+        }
+    }
+}
+
+/// Sentence about a connection that a rule is for, and that the peer does not find.
+pub(crate) fn unfound(pair: &FlowKey, why: Said) -> String {
+    let why = not_found(why);
+    format!("{pair} stays in plain, though a rule is for it: {why}")
 }
 
 fn not_carried_by(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>) -> String {
@@ -289,7 +297,11 @@ pub(crate) async fn change(
     progress: &Progress,
 ) -> anyhow::Result<Changed> {
     let bump = goal.bump;
-    let matching = selected(daemon, caller, selector).await?;
+    let strange = match bump {
+        Some(_) => seek(daemon, caller, selector).await?,
+        None => 0,
+    };
+    let matching = selected(daemon, caller, selector, strange).await?;
     let peers = daemon.driver.snapshot().await?.peers;
     let (held, matching): (Vec<_>, Vec<_>) = {
         let state = daemon.state.borrow();
@@ -373,11 +385,40 @@ pub(crate) async fn change(
     Ok(changed)
 }
 
-/// The connections that a selector matches, of those that a caller may see.
+/// Has peers show connections that a selector matches and that this host knows by addresses of routers. Returns the number of those
+/// that are no peer's.
+async fn seek(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyhow::Result<usize> {
+    let up = sessions::sessions(daemon).await?;
+    let mut strange = BTreeSet::new();
+    for peer in (0..up.len()).filter(|peer| up[*peer]) {
+        let routers = daemon.addresses_of(peer).await?;
+        let mut lives = connections::strange(&daemon.kernel, &routers, peer).await?;
+        let all: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
+        lives.retain(|live| caller.sees(live));
+        if lives.is_empty() {
+            continue;
+        }
+        let infos = listing::describe(daemon, &lives).await?;
+        let meant = lives.iter().zip(&infos);
+        let meant = meant.filter(|(_, info)| selector.matches(info));
+        let meant: Vec<FlowKey> = meant.map(|(live, _)| live.pair).collect();
+        // The peer shows all to the same ports.
+        let ports: HashSet<u16> = meant.iter().map(|pair| pair.sport).collect();
+        let all = all.iter().filter(|pair| ports.contains(&pair.sport));
+        matches::seek(daemon, peer, &Vec::from_iter(all.copied())).await;
+        strange.extend(meant);
+    }
+    strange.retain(|pair| !daemon.is_matched(pair));
+    Ok(strange.len())
+}
+
+/// The connections that a selector matches, of those that a caller may see. `strange`: the number of those that come from a peer's
+/// router, and are no peer's.
 async fn selected(
     daemon: &Daemon,
     caller: Caller,
     selector: &Selector,
+    strange: usize,
 ) -> anyhow::Result<Vec<Live>> {
     if let Selector::Match(wanted) = selector {
         check_peer(daemon, wanted.peer.as_deref())?;
@@ -391,13 +432,15 @@ async fn selected(
     let matching = connections::united(&lives, |live| found.contains(&live.pair));
     let matching: Vec<Live> = matching.into_iter().copied().collect();
     if matching.is_empty() {
-        bail!(Failure::new(
-            ErrorKind::NoMatch,
-            format!(
-                "no live connection to a peer matches {selector}: see dibsctl conn list; dport is the far end's \
-                 port, sport this host's"
+        let why = match strange {
+            0 => "see dibsctl conn list; dport is the far end's port, sport this host's".to_owned(),
+            _ => format!(
+                "{strange} connection(s) come from the address of a peer's router, and the peer does not know them: they are \
+                 others' behind it, or something on the way changes them"
             ),
-        ));
+        };
+        let text = format!("no live connection to a peer matches {selector}: {why}");
+        bail!(Failure::new(ErrorKind::NoMatch, text));
     }
     Ok(matching)
 }

@@ -120,6 +120,52 @@ fn live_connections_of_two_homes_move_through_one_carrier() {
     });
 }
 
+/// Two laptops with the same address, of which the server knows the routers. It asks each peer for what comes from there; what is another
+/// device's behind the router stays where it is.
+#[test]
+fn the_server_begins_with_what_routers_translate() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut conns = (0..40)
+                .map(|n| net.connect(n % 2, FROM + n as u16, 7000))
+                .collect::<Result<Vec<_>>>()?;
+            // A device behind the first laptop's router.
+            let listens = SocketAddr::from(([10, 0, 9, 2], 7000));
+            let ends = [listens, server(7000)];
+            let mut others = connect_translated(geteuid(), 0, &net.homes[0], &net.b.host, ends)?;
+            for conn in &mut conns {
+                exchange(conn, FEW)?;
+            }
+            for _ in 0..2 {
+                net.b.put_on("seal", "--sport", 7000)?;
+                let [a, c] = net.laptops.each_ref().map(|laptop| laptop.bumps(7000));
+                let on = [net.b.bumps(7000)?, a?, c?];
+                ensure!(on.each_ref().map(Vec::len) == [40, 20, 20], "{on:?}");
+                ensure!(on.iter().flatten().all(|on| on == "seal"), "{on:?}");
+                for conn in &mut conns {
+                    exchange(conn, FEW)?;
+                }
+                exchange(&mut others, SOME)?;
+                net.b.put_on("plain", "--sport", 7000)?;
+                for conn in &mut conns {
+                    exchange(conn, FEW)?;
+                }
+            }
+            drop(conns);
+            wait("the end of all that is the laptops'", || {
+                net.b.bumps(7000).is_ok_and(|on| on.is_empty())
+            })?;
+            let enable = ["enable", "--sport", "7000", "--bump", "seal"];
+            let said = net.b.refused(&enable)?;
+            ensure!(
+                said.contains("1 connection(s) come from the address of a peer's router"),
+                "{said}"
+            );
+            exchange(&mut others, SOME)
+        })
+    });
+}
+
 /// A device behind the laptop's router has the laptop's address there. Rules of the server mean the laptop's connections that are
 /// on a bump, and nothing else.
 #[test]
@@ -342,6 +388,14 @@ fn a_connection_through_a_proxy_is_refused_and_unharmed() {
                 said.contains("do not arrive there as they were sent"),
                 "{said}"
             );
+            let add = ["rule", "add", "--dport", "7000", "--bump", "seal"];
+            let made = laptop.ctl(&add)?;
+            let said = made["warnings"][0].as_str().unwrap_or_default();
+            ensure!(
+                said.contains("stays in plain")
+                    && said.contains("do not arrive there as they were sent"),
+                "{made}"
+            );
             ensure!(laptop.bumps(7000)? == ["plain"]);
             exchange(&mut conn, SOME)?;
             drop(conn);
@@ -456,6 +510,28 @@ fn what_a_router_has_forgotten_stays_on_its_bump() {
             wait("plain to be closed", || {
                 plain(net).is_ok_and(|plain| plain["open"] == false)
             })
+        })
+    });
+}
+
+/// The home's router forgets what is idle for 30 s, and takes no connection that it did not see begin. The connection on the bump
+/// is idle for longer.
+#[test]
+fn what_a_router_would_forget_is_kept_in_its_mind() {
+    const IDLE: Duration = Duration::from_secs(35);
+    isolated(|| {
+        Homes::run(|net| {
+            let home = &net.homes[0];
+            home.sysctl("net/netfilter/nf_conntrack_tcp_timeout_established", "30")?;
+            home.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+            let mut conn = net.connect(0, FROM, 7000)?;
+            exchange(&mut conn, SOME)?;
+            let laptop = &net.laptops[0];
+            laptop.put_on("seal", "--dport", 7000)?;
+            exchange(&mut conn, SOME)?;
+            thread::sleep(IDLE);
+            laptop.put_on("plain", "--dport", 7000)?;
+            exchange(&mut conn, SOME)
         })
     });
 }

@@ -1,8 +1,10 @@
 //! Tasks of a daemon.
 
+use std::rc::Rc;
+
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
-use dibs_switch::engine::{Goal, choices, rules, stands_on, tells};
+use dibs_switch::engine::{Goal, Machine as _, choices, matches, rules, stands_on, tells};
 use dibs_switch::messages::Ground;
 use dibs_switch::telling::TELL_AGAIN;
 
@@ -15,6 +17,13 @@ impl Host {
     /// A user moves a connection.
     pub(super) async fn choose(&self, conn: Meant, bump: Option<BumpId>) {
         let _turn = self.turn().await;
+        let is_strange = || self.peer_of(&conn.pair).is_none();
+        if bump.is_some() && is_strange() && self.socket(&conn.pair) == Some(conn.socket) {
+            matches::seek(self, 0, &[conn.pair]).await;
+            if !is_strange() {
+                self.note(Seen::Sought);
+            }
+        }
         if !self.is_there(&conn) {
             return;
         }
@@ -76,7 +85,7 @@ impl Host {
     }
 
     /// Deals with the peer's questions, one after the other.
-    pub(super) async fn serve(&self) {
+    pub(super) async fn serve(self: &Rc<Self>) {
         loop {
             let questions = self.until(|| self.daemon().questions.take()).await;
             for answer in questions.answer(self, 0).await {

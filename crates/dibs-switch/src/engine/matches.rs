@@ -3,17 +3,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
 
 use dibs_wire::{FlowKey, SeqNumber};
 use futures_util::future::{Either, join_all, select};
 
-use super::{Live as _, Machine, News, Plain, asks, entries, or_warn, switches, update, warn_of};
+use super::{
+    Live as _, Machine, News, Plain, ROUND, Task, asks, entries, or_warn, stands_on, switches,
+    update, warn_of,
+};
 use crate::conns::Socket;
 use crate::knock::{Knock, Numbers};
 use crate::matching::{Carrying, GRACE, Matched, Search, Stand, WITHIN};
 use crate::messages::Outcome::{Ambiguous, NotHeard, Renumbered};
-use crate::messages::{Answer, Body, MAX_MATCHES, Outcome, Unanswered};
+use crate::messages::{Answer, Body, MAX_MATCHES, MAX_SOUGHT, Outcome, Unanswered};
 use crate::shadow::Shadow;
+
+/// Time in which a peer shows the next of what it said that it would.
+const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// A connection of which both names are known now.
 struct Found {
@@ -87,10 +95,64 @@ pub(super) async fn ask<M: Machine>(
     Ok(answers)
 }
 
+/// Has a peer show those of these connections in plain that are its own. This host knows them by addresses of a router, and tells the
+/// peer nothing of them but its ports. What the peer shows is [matched](Machine::is_matched) afterwards.
+pub async fn seek<M: Machine>(m: &M, peer: usize, pairs: &[FlowKey]) {
+    let ports: BTreeSet<u16> = pairs.iter().map(|pair| pair.sport).collect();
+    let ports = Vec::from_iter(ports);
+    let ask = async |ports: &[u16]| m.ask(peer, Body::Seek(ports.to_vec())).await;
+    let answers = join_all(ports.chunks(MAX_SOUGHT).map(ask)).await;
+    let answers = answers.into_iter().filter_map(Result::ok).flatten();
+    let shown: u64 = { answers.filter(|(outcome, _)| *outcome == Outcome::Done) }
+        .map(|(_, count)| count)
+        .sum();
+    let matched = || pairs.iter().filter(|pair| m.is_matched(pair)).count() as u64;
+    while matched() < shown {
+        let late = pin!(m.sleep(SHOWN_WITHIN));
+        if let Either::Left(_) = select(late, pin!(m.woken(Task::Match))).await {
+            break;
+        }
+    }
+}
+
+/// Answers a peer that knows connections to these ports of it by addresses of a router. They are shown to it then.
+pub(super) async fn show<M: Machine + 'static>(
+    m: &Rc<M>,
+    peer: usize,
+    ports: &[u16],
+) -> (Outcome, u64) {
+    let Some(mut lives) = or_warn(&**m, m.lives().await) else {
+        return (Outcome::Failed, 0);
+    };
+    lives.retain(|live| {
+        let is_plain = !live.is_over() && stands_on(&**m, live).is_none();
+        live.peer() == peer && is_plain && m.lacks_plain(&live.pair()).is_none()
+    });
+    let is_named = |live: &M::Live| ports.contains(&live.pair().dport);
+    // Otherwise a router leads to these ports from others.
+    if lives.iter().any(is_named) {
+        lives.retain(is_named);
+    }
+    if lives.is_empty() {
+        return (Outcome::NoConnection, 0);
+    }
+    let unmatched = lives.iter().filter(|live| !m.is_matched(&live.pair()));
+    let answer = (Outcome::Done, unmatched.count() as u64);
+    let own = Rc::clone(m);
+    // The peer has its answer meanwhile, so that it deals with questions.
+    m.spawn(async move {
+        for lives in lives.chunks(ROUND) {
+            or_warn(&*own, ask(&*own, peer, lives).await);
+        }
+    });
+    answer
+}
+
 /// Has peers find connections in plain that rules are about to bring to bumps, and that they know by other addresses: a peer's kernel
-/// answers with a reset what comes by a name that it does not know. Those that are not found for a reason stay in plain, by choice.
-pub(super) async fn introduce<M: Machine>(m: &M, lives: &[M::Live]) {
-    let mut stay = Vec::new();
+/// answers with a reset what comes by a name that it does not know. Those that are not found for a reason stay in plain, by choice;
+/// they are returned.
+pub(super) async fn introduce<M: Machine>(m: &M, lives: &[M::Live]) -> BTreeMap<FlowKey, Outcome> {
+    let (mut stay, mut unfound) = (Vec::new(), BTreeMap::new());
     let unmatched = lives.iter().filter(|live| !m.is_matched(&live.pair()));
     for (peer, lives) in asks::by_peer::<M>(unmatched.copied()) {
         let answers = asks::ask_whether(m, peer, &lives).await.into_iter();
@@ -104,6 +166,7 @@ pub(super) async fn introduce<M: Machine>(m: &M, lives: &[M::Live]) {
             let why = found.get(&live.pair()).and_then(|answer| answer.ok());
             if let Some((why @ (NotHeard | Renumbered | Ambiguous), _)) = why {
                 m.tell(News::Unfound { conn: &live, why });
+                unfound.insert(live.pair(), why);
                 stay.push(live);
             }
         }
@@ -120,6 +183,7 @@ pub(super) async fn introduce<M: Machine>(m: &M, lives: &[M::Live]) {
         let pairs: Vec<FlowKey> = stay.iter().map(|live| live.pair()).collect();
         warn_of(m, &m.mark_choices(&pairs).await);
     }
+    unfound
 }
 
 /// Notes a match. `theirs`: its name over the wire.
@@ -167,6 +231,7 @@ pub async fn answer<M: Machine>(
     let outcomes = noted.map(|noted| (noted.err().unwrap_or(Outcome::Done), 0));
     let outcomes = outcomes.collect();
     if !new.is_empty() {
+        m.wake(Task::Match);
         or_warn(m, entries::take_up(m, &new).await);
         or_warn(m, m.save());
         if m.is_steering() {

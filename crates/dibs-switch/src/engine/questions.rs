@@ -2,6 +2,7 @@
 //! together, at once.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use super::{Machine, ROUND, knocks, locks, matches, switches, wants};
 use crate::messages::{Body, Message};
@@ -81,12 +82,14 @@ impl Questions {
     }
 
     /// Deals with them. Returns the answers.
-    pub async fn answer<M: Machine>(self, m: &M, peer: usize) -> Vec<Message> {
+    pub async fn answer<M: Machine + 'static>(self, shared: &Rc<M>, peer: usize) -> Vec<Message> {
+        let m = &**shared;
         let outcomes = match self.body {
             Body::Switch { switch, conns } => switches::answer(m, peer, switch, conns).await,
             Body::Confirm { bump, conns } => locks::answer(m, peer, bump, &conns).await,
             Body::Knock(conns) => knocks::answer(m, peer, &conns).await,
             Body::Match(conns) => matches::answer(m, peer, &conns).await,
+            Body::Seek(ports) => vec![matches::show(shared, peer, &ports).await],
             Body::Want {
                 sequence, bumps, ..
             } => vec![(wants::answer(m, peer, sequence, bumps).await, 0)],

@@ -21,6 +21,17 @@ use crate::rules::Fit;
 /// Connections that stay on their bumps only because plain does not carry them, and why.
 pub type Kept = BTreeMap<FlowKey, Refusal>;
 
+/// Outcome of rules that took the place of others.
+#[derive(Debug, Default)]
+pub struct Replaced {
+    /// Number of connections of rules that are gone that leave their bumps.
+    pub freed: usize,
+    /// Connections of these that stay.
+    pub kept: Kept,
+    /// Connections that stay in plain, though a rule is for them: their peers do not find them, for this reason.
+    pub unfound: BTreeMap<FlowKey, Outcome>,
+}
+
 /// Rules that do not hold any more.
 #[derive(Debug)]
 pub struct Gone<'a, R> {
@@ -47,7 +58,7 @@ impl<'a, R> From<&'a [R]> for Gone<'a, R> {
 }
 
 /// Has these rules take the place of all there are. Connections follow them; those of rules that are `gone` and that
-/// nothing else keeps go back to plain. Returns how many do that, and those that stay.
+/// nothing else keeps go back to plain.
 ///
 /// # Errors
 /// The kernel does not take them, or they cannot be saved: what was there before stands again.
@@ -56,18 +67,23 @@ pub async fn replace<M: Machine>(
     rules: M::Book,
     gone: Gone<'_, M::Rule>,
     lives: &[M::Live],
-) -> Result<(usize, Kept), M::Fault> {
+) -> Result<Replaced, M::Fault> {
     // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before. Until they
     // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
     let more = (0..m.peers()).map(|peer| m.book_wants(&rules, peer));
     wants::send_all_beside(m, &more.collect::<Vec<_>>()).await;
-    let rules = introduce(m, rules).await;
-    put(m, rules, gone, lives, M::save).await
+    let (rules, unfound) = introduce(m, rules).await;
+    let replaced = put(m, rules, gone, lives, M::save).await?;
+    Ok(Replaced {
+        unfound,
+        ..replaced
+    })
 }
 
-/// Introduces connections in plain that these rules bring to bumps to their peers, which may know them by other addresses.
-async fn introduce<M: Machine>(m: &M, mut rules: M::Book) -> M::Book {
-    let mut known = BTreeSet::new();
+/// Introduces connections in plain that these rules bring to bumps to their peers, which may know them by other addresses. Returns
+/// the rules, and connections that peers did not find.
+async fn introduce<M: Machine>(m: &M, mut rules: M::Book) -> (M::Book, BTreeMap<FlowKey, Outcome>) {
+    let (mut known, mut unfound) = (BTreeSet::new(), BTreeMap::new());
     while let Some(mut lives) = or_warn(m, m.lives().await) {
         lives.retain(|live| known.insert(live.pair()));
         let before = m.replace_rules(rules);
@@ -77,9 +93,9 @@ async fn introduce<M: Machine>(m: &M, mut rules: M::Book) -> M::Book {
             break;
         }
         // Others may begin meanwhile.
-        matches::introduce(m, &leaving).await;
+        unfound.extend(matches::introduce(m, &leaving).await);
     }
-    rules
+    (rules, unfound)
 }
 
 /// Connections of these in plain that the kernel moves with their next packet once it has the rules.
@@ -103,8 +119,8 @@ pub async fn turn<M: Machine>(
     rules: M::Book,
     gone: Gone<'_, M::Rule>,
     lives: &[M::Live],
-) -> Result<(usize, Kept), M::Fault> {
-    let rules = introduce(m, rules).await;
+) -> Result<Replaced, M::Fault> {
+    let (rules, _) = introduce(m, rules).await;
     put(m, rules, gone, lives, |_| Ok(())).await
 }
 
@@ -114,7 +130,7 @@ async fn put<M: Machine>(
     gone: Gone<'_, M::Rule>,
     lives: &[M::Live],
     save: fn(&M) -> Result<(), M::Fault>,
-) -> Result<(usize, Kept), M::Fault> {
+) -> Result<Replaced, M::Fault> {
     let wanted = wants::wanted(m);
     let before = m.replace_rules(rules);
     let carried_out = async {
@@ -133,30 +149,25 @@ async fn put<M: Machine>(
     // Connections may have begun while peers made ready.
     let known = m.lives().await;
     let lives = known.as_deref().unwrap_or(lives);
-    let followed = follow_changed(m, gone, lives).await;
+    let replaced = follow_changed(m, gone, lives).await;
     if wants::wanted(m) != wanted {
         wants::send_all(m).await;
     }
     m.wake(Task::Rules);
-    Ok(followed)
+    Ok(replaced)
 }
 
-/// Has connections follow the rules as they are by now; of those that are `gone`, back to plain. Returns how many do
-/// that, and those that stay.
-async fn follow_changed<M: Machine>(
-    m: &M,
-    gone: Gone<'_, M::Rule>,
-    lives: &[M::Live],
-) -> (usize, Kept) {
+/// Has connections follow the rules as they are by now; of those that are `gone`, back to plain.
+async fn follow_changed<M: Machine>(m: &M, gone: Gone<'_, M::Rule>, lives: &[M::Live]) -> Replaced {
     enforce(m, lives).await;
-    let (mut freed, mut kept) = (0, Kept::new());
+    let mut replaced = Replaced::default();
     for rule in gone.rules {
-        let (of_rule, stay) = let_go(m, rule, lives, gone.force).await;
-        freed += of_rule;
-        kept.extend(stay);
+        let (freed, kept) = let_go(m, rule, lives, gone.force).await;
+        replaced.freed += freed;
+        replaced.kept.extend(kept);
     }
     follow_ruled(m, lives).await;
-    (freed, kept)
+    replaced
 }
 
 /// Chooses what rules require where a choice stands against that: the peer would not follow the rule against the choice.
