@@ -393,10 +393,12 @@ impl Conn {
         }
         let syn = segment.has(flags::SYN);
         if syn {
+            if self.sent_end != Some(end_of(segment)) {
+                self.begin_comparison(segment.flags);
+            }
             self.acked = None;
             self.sent_end = None;
             self.clamp = None;
-            self.skip_comparison();
             self.out.stream.reincarnate();
         }
         if syn || self.out.secrets.is_none() {
@@ -456,6 +458,18 @@ impl Conn {
     /// that was here or on another bump for long are known to fit.
     pub fn skip_comparison(&mut self) {
         self.numbers = None;
+    }
+
+    /// A SYN of either kernel, with these flags, of another connection than before. Only a call says that nothing changed the numbers:
+    /// an answer may be a repetition of one in plain.
+    pub fn begin_comparison(&mut self, tcp: u16) {
+        match tcp & flags::ACK {
+            0 => self.skip_comparison(),
+            _ => self
+                .numbers
+                .iter_mut()
+                .for_each(|numbers| **numbers = Numbers::default()),
+        }
     }
 
     /// True if the numbers of both kernels were seen to fit, or need not be compared.

@@ -229,7 +229,7 @@ impl Receiver {
         }
         conn.last_seen = cx.now;
         if tcp.flags & flags::SYN != 0 {
-            conn.skip_comparison();
+            conn.begin_comparison(tcp.flags);
         }
         let bump = conn.bump;
         compare(cx.now, cx.shared, (conn, tuple), (segment.seq, &tcp), false);

@@ -306,6 +306,22 @@ fn numbers_that_something_in_plain_changes_are_told_at_both_ends() {
     }
 }
 
+/// The handshake went in plain but for the end of it, so the kernel that was called says its answer again, by the bump.
+#[test]
+fn an_answer_that_is_repeated_by_a_bump_does_not_hide_that_numbers_are_changed() {
+    for (added, bits) in [(0, 0), (1 << 22, 0), (1 << 22, flags::FIN)] {
+        let mut pair = Pair::connected();
+        for wait in [1000, 2000, 4000] {
+            pair.segment(1, 6, b"", flags::SYN, 1, 1001 + added);
+            pair.segment(0, 1001, &text(if bits == 0 { 1000 } else { 0 }), bits, 1, 7);
+            pair.send_ack(1, 1001 + added);
+            pair.run(Duration::from_millis(wait));
+        }
+        let renumbered = pair.nodes[1].conns()[0].renumbered;
+        assert_eq!(renumbered, added > 0, "{bits}");
+    }
+}
+
 /// Data of a connection that was here before this daemon started, or whose numbers fitted on another bump, may be long in coming: it is
 /// lost again and again, and the kernel that waits for it gets on no more than one that takes it for strange.
 #[test]
