@@ -91,6 +91,11 @@ impl Place {
         { self.written }.map_or(self.followed.or(handed), |mark| mark.bump)
     }
 
+    /// The same without a place that it is handed over to: a rule of the peer says so before the mark does.
+    pub(crate) fn was(&self) -> Option<BumpId> {
+        self.written.map_or(self.followed, |mark| mark.bump)
+    }
+
     /// Moves it to this mark. True if the mark has OVERRIDE.
     pub(crate) fn move_to_mark(&mut self, mark: &Mark, now: Time) -> bool {
         let bump = mark.bump;

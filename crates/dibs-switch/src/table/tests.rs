@@ -70,6 +70,17 @@ fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
 }
 
 #[test]
+fn what_a_rule_of_the_peer_moves_for_the_first_time_comes_from_plain() {
+    let bump = BumpId::new(1);
+    let mut conn = Conn::default();
+    conn.place.hand_over(Hand::Peer.on(bump));
+    let new = conn.move_to_mark(&Mark::moved(pair(), bump), START);
+    assert_eq!(new.was, None);
+    let new = conn.move_to_mark(&Mark::moved(pair(), BumpId::new(2)), START);
+    assert_eq!(new.was, bump);
+}
+
+#[test]
 fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
     for (socket, goes_on, gone, taken) in [
         (None, false, vec![pair()], vec![]),
