@@ -298,7 +298,9 @@ impl Node {
     /// Notes that the connection that the local kernel calls `ours` is the one that the peer calls `theirs`, which was proved
     /// (`dibs_switch::matching`); both as the local host sends.
     pub fn match_names(&mut self, peer: usize, ours: FlowKey, theirs: FlowKey) {
-        self.peers[peer].flows.match_names(ours, theirs);
+        let peer = &mut self.peers[peer];
+        let opened = peer.flows.match_names(ours, theirs);
+        peer.receiver.forget(opened);
     }
 
     /// Forgets a [match](Self::match_names), because the connection is over.

@@ -189,10 +189,21 @@ impl FlowTable {
         self.names.is_matched(ours)
     }
 
-    /// Notes that the connection `ours` is the one that the peer calls `theirs`, until that is [forgotten](Self::forget_match).
-    pub(super) fn match_names(&mut self, ours: FlowKey, theirs: FlowKey) {
+    /// Notes that the connection `ours` is the one that the peer calls `theirs`, until that is [forgotten](Self::forget_match). Returns
+    /// what the peer had opened by that name for an earlier connection, which is called otherwise here. It is to open that anew.
+    pub(super) fn match_names(&mut self, ours: FlowKey, theirs: FlowKey) -> Vec<Incoming> {
+        let before = self.ours_of(&theirs).filter(|before| *before != ours);
+        let ends = before.and_then(|before| self.ends.get(self.ends_of(&before)?));
+        let lanes = ends.map(|ends| ends.lanes.clone()).unwrap_or_default();
+        let opened = { lanes.iter() }.filter_map(|(_, key)| self.conns.get_mut(*key)?.inc.take());
+        let opened: Vec<Incoming> = opened.collect();
+        for inc in &opened {
+            self.incoming.remove(&inc.flow);
+        }
+        self.last_incoming = None;
         let matched = true;
         self.names.note(ours, Name { theirs, matched });
+        opened
     }
 
     /// Forgets that the connection `ours` was matched, because it is over.

@@ -27,7 +27,7 @@ use super::share_collector::ShareCollector;
 use super::shared::Shared;
 use super::silence::{Heard, SilentPorts};
 use crate::counters::Counter;
-use crate::flow::conn::Conn;
+use crate::flow::conn::{Conn, Incoming};
 use crate::slab::Key;
 use crate::stream::rx::{STORE_LIMIT, Store};
 use crate::time::Time;
@@ -109,10 +109,13 @@ impl Receiver {
         self.reassembly = Reassembly::default();
         self.notices.clear();
         flows.forget_incoming();
-        for (_, conn) in flows.iter_mut() {
-            if let Some(mut inc) = conn.restart() {
-                inc.stream.clear(&mut self.store);
-            }
+        self.forget(flows.iter_mut().filter_map(|(_, conn)| conn.restart()));
+    }
+
+    /// Forgets what the peer had opened.
+    pub(super) fn forget(&mut self, opened: impl IntoIterator<Item = Incoming>) {
+        for mut inc in opened {
+            inc.stream.clear(&mut self.store);
         }
     }
 
@@ -136,9 +139,7 @@ impl Receiver {
             return;
         };
         cx.fq.forget(&mut cx.shared.pool, key, &mut conn.out);
-        if let Some(mut inc) = conn.inc {
-            inc.stream.clear(&mut self.store);
-        }
+        self.forget(conn.inc);
     }
 
     /// What the local kernel acknowledges may prove that a gap was filled past us.

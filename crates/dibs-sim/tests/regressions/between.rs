@@ -215,6 +215,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   began there, so nobody compared numbers that a firewall changed (2199023407174, 2199023414656, 2199023323884).
 /// - A connection followed a rule of the peer as its first move, and was taken for one that had been on that bump before: so its numbers
 ///   counted as those of an earlier one of the same ends (2199023408119).
+/// - A connection was matched by a name that an earlier one on the bump had had. Its kernel followed what came by the bump before its daemon
+///   moved it, and its flow went on as that of the earlier one (2199023269765).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -248,6 +250,7 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_023_414_656,
         2_199_023_323_884,
         2_199_023_408_119,
+        2_199_023_269_765,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

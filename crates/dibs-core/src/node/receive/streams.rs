@@ -100,9 +100,8 @@ impl Receiver {
             top: frame::BASE_OFFSET,
             ack_floor: AckFloor::default(),
         };
-        for mut old in cx.flows.open_incoming(key, incoming).into_iter().flatten() {
-            old.stream.clear(&mut self.store);
-        }
+        let old = cx.flows.open_incoming(key, incoming);
+        self.forget(old.into_iter().flatten());
         Ok(key)
     }
 

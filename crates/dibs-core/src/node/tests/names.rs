@@ -250,6 +250,22 @@ fn what_comes_from_plain_is_not_the_connection_that_had_its_ends() {
     assert!({ flows.iter() }.all(|(_, conn)| conn.inc.is_none() || flows.tuple_of(conn) == there));
 }
 
+/// The same where host 0 does not know that it comes from plain: its kernel followed what came by the bump.
+#[test]
+fn what_was_opened_by_a_name_that_another_connection_has_now_is_opened_anew() {
+    let mut pair = translated();
+    let [here, lent] = ends(40_000);
+    let syn = passes(&mut pair, 0, (here, flags::SYN, b""));
+    assert_eq!(syn, [(lent.reversed(), Vec::new())]);
+    let there = FlowKey::tcp((addr(1, 1).ip(), 443), ([198, 51, 100, 9], 61_000));
+    pair.nodes[1].match_names(0, there, here.reversed());
+    // The first is lost, and host 1 says so.
+    for expected in [vec![], vec![(there.reversed(), b"some data".to_vec())]] {
+        let came = passes(&mut pair, 0, (here, flags::ACK, b"some data"));
+        assert_eq!(came, expected);
+    }
+}
+
 /// Host 1 has begun anew, and its kernel speaks first.
 #[test]
 fn a_host_that_forgot_what_the_peer_is_called_is_told() {
