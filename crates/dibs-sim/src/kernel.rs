@@ -254,9 +254,13 @@ impl Kernel {
         let due = self.tracks.iter().filter(|(_, track)| track.is_due(now));
         let due: Vec<FlowKey> = due.map(|(tuple, _)| *tuple).collect();
         for tuple in due {
-            let speaks = self.speaks(&tuple);
+            let (speaks, tsval) = (self.speaks(&tuple), self.tsval(now));
             let track = self.tracks.get_mut(&tuple).expect("it was just there");
             track.sent_at = speaks.then_some(now);
+            if let Some(fin) = track.fin_again(tsval) {
+                self.device.sent.extend(speaks.then_some(fin));
+                continue;
+            }
             let repetition = track.repetition().filter(|_| speaks);
             self.repeat(repetition);
         }

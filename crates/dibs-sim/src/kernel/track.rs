@@ -143,12 +143,27 @@ impl Track {
     /// smoltcp sends empty segments as probes of a closed window once it has sent all that it
     /// has, which nobody answers, and does nothing where its timer meets a window that closed meanwhile.
     pub(super) fn due(&self) -> Option<Time> {
-        self.sent_at.filter(|_| self.waits()).map(|t| t + FORGOTTEN)
+        let is_sent = self.sent.is_after(self.una);
+        self.sent_at.filter(|_| is_sent).map(|t| t + FORGOTTEN)
     }
 
     /// Whether that has come.
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.due().is_some_and(|due| due <= now)
+    }
+
+    /// The FIN once more, with this TSval, if it is all that the far end waits for: its window closed before smoltcp's timer, which probes
+    /// that from then on.
+    pub(super) fn fin_again(&self, tsval: u32) -> Option<Vec<u8>> {
+        let (fin, _) = self.fin.filter(|(fin, _)| *fin == self.una)?;
+        let (heard, acked) = (self.heard.as_ref()?, self.acked?);
+        Some(offload::rewrite(heard, |headers, payload| {
+            headers.tuple = headers.tuple.reversed();
+            (headers.seq, headers.ack, headers.window) = (fin, acked, self.ours);
+            (headers.flags, headers.urgent) = (flags::FIN | flags::ACK, 0);
+            headers.timestamps = headers.timestamps.map(|(theirs, _)| (tsval, theirs));
+            payload.clear();
+        }))
     }
 
     /// The far end's last word once more, without content.
