@@ -287,6 +287,17 @@ impl Conn {
         self.state(host, kernel) == State::Listen
     }
 
+    /// Has its socket at a host listen that answers a call. One of Linux listens beside what it answers, one of smoltcp does not.
+    pub fn listen_again(&self, host: usize, kernel: &mut Kernel) {
+        let end = &self.ends[usize::from(self.ends[0].host != host)];
+        if self.state(host, kernel) == State::SynReceived {
+            let socket = kernel.sockets.get_mut::<tcp::Socket<'_>>(end.socket);
+            let local = socket.local_endpoint().expect("it answers from there");
+            socket.abort();
+            socket.listen(local).expect("a closed socket listens");
+        }
+    }
+
     /// True if its handshake is over at a host.
     pub fn is_open(&self, host: usize, kernel: &Kernel) -> bool {
         let begins = [State::Listen, State::SynSent, State::SynReceived];

@@ -160,6 +160,14 @@ impl World {
         conn.pairs[host] == *pair
     }
 
+    /// A call came by a bump. If the socket answers one by another name, that was a copy of an earlier connection's: such come in plain.
+    fn listen_beside(&mut self, host: usize, pair: &FlowKey) {
+        let conn = self.conn_of(host, pair).map(|conn| &self.conns[conn]);
+        if let Some(conn) = conn.filter(|conn| conn.pairs[host] != *pair) {
+            conn.listen_again(host, &mut self.hosts[host].kernel);
+        }
+    }
+
     /// The latest connection of these ends.
     pub(super) fn conn_of(&self, host: usize, pair: &FlowKey) -> Option<usize> {
         self.by_pair[host].get(pair).copied()
@@ -438,6 +446,9 @@ impl World {
                 continue;
             };
             let pair = s.tuple.reversed();
+            if s.flags & (flags::SYN | flags::ACK) == flags::SYN {
+                self.listen_beside(host, &pair);
+            }
             if !self.is_called(host, &pair, s.has(flags::SYN)) {
                 continue;
             }

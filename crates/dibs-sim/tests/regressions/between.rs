@@ -218,6 +218,7 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A connection was matched by a name that an earlier one on the bump had had. Its kernel followed what came by the bump before its daemon
 ///   moved it, and its flow went on as that of the earlier one (2199023269765).
 /// - A window closed before smoltcp sent its FIN again (1099511700355).
+/// - A copy of an earlier call took the only socket that listened (1099511642596, 1099511682416).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -253,6 +254,8 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_023_408_119,
         2_199_023_269_765,
         1_099_511_700_355,
+        1_099_511_642_596,
+        1_099_511_682_416,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
