@@ -57,6 +57,7 @@ impl World {
                     self.on_bump[host].remove(&pair);
                     self.last.remove(&pair);
                 }
+                self.plain.open(conn.pairs[0], plan.buffer as u32);
                 self.shown.remove(&number);
                 self.conns.push(conn);
                 self.coverage.note(Seen::Opened);

@@ -20,6 +20,8 @@ const PLAIN_SEEN: usize = 64;
 const MOST_BEHIND: u32 = 66_000;
 /// Least bytes by which a firewall moves numbers: those that it moves by less are taken to be what is under way.
 const LEAST_MOVED: u32 = 1 << 17;
+/// Distance at which a node takes the numbers of both ends for those of one stream (`flow/numbers.rs` in dibs-core).
+const NEAR: u32 = 1 << 16;
 /// Difference between a port and the one that a router gives a connection; rules take both for the same.
 const PORTS: u16 = 20_000;
 
@@ -143,6 +145,8 @@ pub(super) struct PlainRoute {
     entries: BTreeMap<FlowKey, Entry>,
     /// Bytes by which a firewall moves the numbers of each host in a connection, as host 0 sends.
     offsets: BTreeMap<FlowKey, [u32; 2]>,
+    /// Most bytes that each host has under way in a connection, as host 0 sends.
+    under_way: BTreeMap<FlowKey, u32>,
 }
 
 impl PlainRoute {
@@ -155,7 +159,13 @@ impl PlainRoute {
             between: setup.between,
             entries: BTreeMap::new(),
             offsets: BTreeMap::new(),
+            under_way: BTreeMap::new(),
         }
+    }
+
+    /// A connection, as host 0 sends, is about to be opened, of which each host may have so much under way.
+    pub(super) fn open(&mut self, pair: FlowKey, under_way: u32) {
+        self.under_way.insert(pair, under_way);
     }
 
     /// Packet of `host` behind the devices.
@@ -248,10 +258,15 @@ impl PlainRoute {
         }
         if s.flags & (flags::SYN | flags::ACK) == flags::SYN {
             let dice = mix(u64::from(s.seq.raw()) ^ u64::from(pair.sport) << 32);
+            let under_way = self.under_way.get(pair).copied().unwrap_or_default();
             // Up or down, and as often within a long window as far beyond it.
             let far = |dice: u32| {
                 let least = LEAST_MOVED << (dice % 14);
-                let offset = least + (dice >> 5) % least;
+                let mut offset = least + (dice >> 5) % least;
+                // By chance one of 2^15 offsets is as near to what is under way, which nobody can tell from numbers that fit.
+                if offset <= under_way + NEAR {
+                    offset += under_way;
+                }
                 if dice & 16 == 0 {
                     offset
                 } else {
