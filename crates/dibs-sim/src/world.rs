@@ -341,7 +341,8 @@ impl World {
             self.pump(1)?;
         }
         let deadline = self.now + PATIENCE;
-        while !self.conns.iter().all(Conn::is_done) {
+        while !{ self.conns.iter() }.all(|conn| conn.is_done() || checks::is_forgotten(self, conn))
+        {
             let next = self.next_event();
             if next.is_none_or(|t| t > deadline) {
                 return Err("a transfer stalls".into());

@@ -220,6 +220,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A window closed before smoltcp sent its FIN again (1099511700355).
 /// - A copy of an earlier call took the only socket that listened (1099511642596, 1099511682416).
 /// - A firewall moved numbers by about as much as was under way, so they were taken to fit (2199023323982).
+/// - Another program took a connection to plain just before both daemons began anew, one of which then knew it by no name of the other
+///   (2199023324058).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -258,6 +260,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_642_596,
         1_099_511_682_416,
         2_199_023_323_982,
+        2_199_023_324_058,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
