@@ -507,19 +507,20 @@ impl Conn {
         }
     }
 
-    /// Notes the numbers of a segment of the peer's kernel with data or without, and compares as [`compare`](Self::compare) does.
+    /// Notes the numbers of a segment of the peer's kernel with so many bytes of data or with a FIN, or of one without, and compares
+    /// as [`compare`](Self::compare) does.
     pub fn compare_with(
         &mut self,
         now: Time,
         (seq, tcp): (SeqNumber, &TcpFields<'_>),
-        is_data: bool,
+        data: Option<usize>,
     ) -> Compared {
         if tcp.flags & flags::RST != 0 {
             self.forget_numbers();
             return Compared::Open;
         }
         if let Some(numbers) = &mut self.numbers {
-            numbers.note_peers(seq, tcp, is_data);
+            numbers.note_peers(seq, tcp, data);
         }
         self.compare(now, Some(self.bump))
     }

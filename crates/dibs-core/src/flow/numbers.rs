@@ -117,10 +117,13 @@ impl Numbers {
         note_first(&mut self.first[0], segment.seq);
     }
 
-    /// Notes where the peer's kernel stands, by a segment with data or without.
-    pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, is_data: bool) {
+    /// Notes where the peer's kernel stands, by a segment with so many bytes of data or with a FIN, or by one without.
+    pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
         self.peers_seq = Some(seq);
-        self.is_data |= is_data;
+        // A byte that the local kernel has may only ask whether that is still there (RFC 9293, 3.8.4): it is not ignored, and nothing
+        // gets on by it.
+        let has = |end| self.acked.is_none_or(|acked| acked == end);
+        self.is_data |= data.is_some_and(|len| len != 1 || !has(seq.add(1)));
         note_first(&mut self.first[1], seq);
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
     }
@@ -242,6 +245,39 @@ mod tests {
                 assert_eq!(hear(4001, true), (Compared::Open, true));
             }
         }
+    }
+
+    /// What this end sent in plain was lost, and its kernel waits for long before it sends that again.
+    #[test]
+    fn a_kernel_that_only_asks_whether_the_other_one_is_there_does_not_differ() {
+        let [acked, given] = [1000, 500].map(SeqNumber::new);
+        let mut numbers = Numbers {
+            sent_end: Some(given.add(1 << 17)),
+            sent_by: BumpId::new(1),
+            ..Numbers::default()
+        };
+        let tcp = TcpFields {
+            flags: flags::ACK,
+            window: 0,
+            ack: given,
+            timestamps: None,
+            meta: None,
+            options: None,
+            urgent: None,
+        };
+        let mut hear = |seq, seconds| {
+            numbers.note_peers(seq, &tcp, Some(1));
+            let now = Time::ZERO + Duration::from_secs(seconds);
+            let compared = numbers.compare(now, BumpId::new(1));
+            numbers.acked = Some(acked);
+            compared
+        };
+        for seconds in [0, 5, 10] {
+            assert_eq!(hear(acked.add(u32::MAX), seconds), Compared::Open);
+        }
+        // Another byte it would have to take.
+        assert_eq!(hear(acked, 11), Compared::Open);
+        assert_eq!(hear(acked, 13), Compared::Differ);
     }
 
     #[test]

@@ -139,7 +139,8 @@ impl Receiver {
         conn.by_path.entry(path).received += bytes.len() as u64;
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         if let Some(seq) = base {
-            compare(cx.now, cx.shared, (conn, tuple), (seq, &chunk.tcp), true);
+            let segment = (seq, &chunk.tcp);
+            compare(cx.now, cx.shared, (conn, tuple), segment, Some(bytes.len()));
         }
         let piece = Piece {
             solo: chunk.solo,
@@ -231,7 +232,7 @@ impl Receiver {
             conn.begin_comparison(tcp.flags);
         }
         let bump = conn.bump;
-        compare(cx.now, cx.shared, (conn, tuple), (segment.seq, &tcp), false);
+        compare(cx.now, cx.shared, (conn, tuple), (segment.seq, &tcp), None);
         let inc = conn
             .inc
             .as_mut()
@@ -273,16 +274,16 @@ impl Receiver {
     }
 }
 
-/// Compares what a segment of the peer's kernel, with data or without, says with what the local one said, which is asked if it said
-/// nothing.
+/// Compares what a segment of the peer's kernel, with so many bytes of data or with a FIN, or without, says with what the local one
+/// said, which is asked if it said nothing.
 fn compare(
     now: Time,
     shared: &mut Shared,
     (conn, tuple): (&mut Conn, FlowKey),
     segment: (SeqNumber, &TcpFields<'_>),
-    is_data: bool,
+    data: Option<usize>,
 ) {
-    match conn.compare_with(now, segment, is_data) {
+    match conn.compare_with(now, segment, data) {
         Compared::Open => {}
         Compared::Differ => {
             let bump = conn.sent_by();
