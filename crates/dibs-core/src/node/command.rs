@@ -268,7 +268,7 @@ impl Node {
             return;
         };
         if was.is_none() {
-            peer.flows.leave_plain(&tuple);
+            peer.flows.leave_plain(&tuple, bump);
         }
         let before = was.and_then(|was| peer.flows.find(tuple, was));
         let before = before.and_then(|key| peer.flows.get(key));

@@ -250,12 +250,17 @@ impl FlowTable {
         self.ends.get(conn.ends)?.entered
     }
 
-    /// A connection is about to come from plain.
-    pub(super) fn leave_plain(&mut self, tuple: &FlowKey) {
+    /// A connection is about to come from plain to a bump.
+    pub(super) fn leave_plain(&mut self, tuple: &FlowKey, bump: BumpId) {
         if let Some(ends) = self.ends_of(tuple).and_then(|key| self.ends.get_mut(key)) {
             ends.entered = None;
-            for (_, lane) in &ends.lanes {
-                self.conns.get_mut(*lane).expect(ENDS).come_from_plain();
+            for (of, lane) in &ends.lanes {
+                let lane = self.conns.get_mut(*lane).expect(ENDS);
+                lane.come_from_plain();
+                if *of != bump {
+                    // What still comes there is of an earlier connection of these ends.
+                    lane.skip_comparison();
+                }
             }
         }
     }
