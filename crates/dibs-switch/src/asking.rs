@@ -506,6 +506,8 @@ fn propose(
             true => conn.phase.stood(),
             false => known,
         };
+        // The peer may know the one that an earlier run asked about.
+        let above = above.max(conn.phase.cut_short_at());
         let version = conn.choice.propose(socket, bump, host, above).version;
         conn.phase.move_to_asked(version, stood);
         version

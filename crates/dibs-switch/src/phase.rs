@@ -75,6 +75,12 @@ impl Phase {
         self.cut_short.is_some()
     }
 
+    /// Generation of the choice that an earlier run did not bring to an end; 0 without one.
+    pub(crate) fn cut_short_at(&self) -> u64 {
+        self.cut_short
+            .map_or(0, |cut| cut.choice.version.generation)
+    }
+
     /// Gives up what an earlier run did not bring to an end.
     pub(crate) fn end_cut_short(&mut self) {
         self.cut_short = None;
