@@ -220,6 +220,7 @@ impl Wanted {
             if is_word && handed.is_none_or(is_free) {
                 let wanted = switch.bump.filter(|_| version.generation > 0);
                 conn.place.hand_over(Hand::Peer.on(wanted));
+                conn.phase.contradict();
             }
             // The peer goes there all the same: what it sends is not to be dropped for a lock.
             let leaves = !switch.explicit && !switch.ready && switch.bump.is_some();

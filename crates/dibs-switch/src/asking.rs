@@ -378,7 +378,8 @@ impl Negotiation {
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
                 None if self.is_moving(conns) || self.follows(conns, answer) => {
                     let note = |conn: &mut Conn| {
-                        if let Ok((Outcome::Done, _)) = answer {
+                        let is_latest = !conn.phase.is_overruled(self.moving());
+                        if matches!(answer, Ok((Outcome::Done, _))) && is_latest {
                             conn.place.take_from_peer(self.moving());
                         }
                         conn.telling.handle_moved(self.bump, answer, now);

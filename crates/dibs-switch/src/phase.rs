@@ -17,7 +17,7 @@ pub struct Phase {
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
     moving: Option<Moving>,
-    /// Move by no choice that a rule of the peer ended: what the peer answers about it is from before.
+    /// Move by no choice that a rule of the peer ended, or stands against: what the peer answers about it is from before.
     overruled: Option<Moving>,
     /// Another program chose this bump, which is in use, and we have not taken it up yet.
     awaited: Option<BumpId>,
@@ -133,7 +133,12 @@ impl Phase {
         self.overruled = Some(moving);
     }
 
-    /// True if a rule of the peer ended this move.
+    /// A rule of the peer stands against the move that is under way, which goes on by one of this host.
+    pub(crate) fn contradict(&mut self) {
+        self.overruled = self.moving;
+    }
+
+    /// True if a rule of the peer ended this move, or stands against it.
     pub(crate) fn is_overruled(&self, moving: Moving) -> bool {
         self.overruled == Some(moving)
     }

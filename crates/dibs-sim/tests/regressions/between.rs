@@ -229,6 +229,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A connection whose SYN had gone by a bump was to begin in plain, as the peer did not answer. The answer came by the bump, was taken
 ///   for a straggler, and plain did not know the connection that followed (211380).
 /// - A late urgent pointer was looked for among those of the latest connection of its ends, which had another name (1099511681430).
+/// - A host agreed to follow a rule, then its own rule moved the connection, and the first word came last: it was locked to one end
+///   (1099511671877).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -273,6 +275,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_682_177,
         211_380,
         1_099_511_681_430,
+        1_099_511_671_877,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -362,6 +362,44 @@ fn what_the_peer_gave_up_is_where_it_went_instead() {
     }
 }
 
+/// Rules of both hosts contradict each other: the peer had agreed before its own rule moved the connection (seed 1099511671877).
+#[test]
+fn what_the_peer_agreed_to_before_its_own_rule_moved_it_says_nothing_of_where_it_is() {
+    let moving = Moving {
+        bump: BumpId::new(2),
+        ruled: true,
+    };
+    let by_peer = Hand::Peer.on(BumpId::new(3));
+    let mut conns = named();
+    conns.update(&conn().pair, |conn| conn.phase.move_to_moving(moving));
+    let mut asked = Negotiation::by_rule(conn(), moving, HOST);
+    begin(&mut asked, false);
+    let (own, peer, socket) = (HOST, HOST + 1, SOCKET);
+    let wanted = Wanted {
+        switch: Switch {
+            bump: BumpId::new(3),
+            explicit: false,
+            ready: false,
+            ground: Ground::Proved,
+        },
+        hosts: Hosts { own, peer },
+        refusal: None,
+    };
+    let here = Here {
+        socket,
+        bound: false,
+        on: None,
+        required: None,
+        ruled: moving.bump,
+    };
+    let pair = conn().pair.reversed();
+    let (generation, host) = (1, peer);
+    let word = (Named { pair, socket }, Version { generation, host });
+    assert!(wanted.judge(&mut conns, word, Some(here), NOW).is_err());
+    assert_eq!(conclude(&mut conns, asked, DONE), Conclusion::InForce);
+    assert_eq!(conns.get(&conn().pair).place.handed(), by_peer);
+}
+
 #[test]
 fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
     let own = Ok((Outcome::OwnRule, 2));
