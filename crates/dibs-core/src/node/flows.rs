@@ -156,6 +156,11 @@ impl FlowTable {
         lane.map(|(_, key)| *key)
     }
 
+    /// True if the connection of this tuple, as the local host sends, is known on any bump.
+    pub(super) fn knows(&self, tuple: &FlowKey) -> bool {
+        self.ends_of(tuple).is_some()
+    }
+
     fn ends_of(&self, tuple: &FlowKey) -> Option<Key> {
         let is = |key: &Key| self.ends.get(*key).is_some_and(|ends| ends.tuple == *tuple);
         let hash = self.hashing.hash_one(tuple);

@@ -6,7 +6,6 @@
 //! the connection by theirs, so the peer needs to know nothing of it.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
@@ -62,9 +61,8 @@ pub(super) fn ours(cx: &mut ReceiveCx<'_>, theirs: FlowKey) -> Result<FlowKey, C
 /// Has the local kernel speak by a bump, if the connection that the peer calls `theirs` is one of this host that the peer lends an
 /// address: it has forgotten by which other one it was called, and learns that from any segment. This host may have nothing to say.
 pub(super) fn remind(cx: &mut ReceiveCx<'_>, bump: BumpId, theirs: FlowKey) {
-    let mut own = cx.shared.setup.own.addresses.iter();
-    let ours = |src: IpAddr| FlowKey { src, ..theirs };
-    let known = own.find_map(|src| cx.flows.find(ours(*src), bump));
+    let known = by_lent(cx.flows, &cx.shared.setup, theirs);
+    let known = known.and_then(|ours| cx.flows.find(ours, bump));
     let Some((conn, tuple, _)) = known.and_then(|key| cx.flows.with_ends(key)) else {
         return;
     };
@@ -72,6 +70,17 @@ pub(super) fn remind(cx: &mut ReceiveCx<'_>, bump: BumpId, theirs: FlowKey) {
         conn.last_seen = cx.now;
         solicit::solicit(cx.shared, bump, tuple, Some(conn));
     }
+}
+
+/// The connection of this host that the peer calls `theirs` by an address that it lends, if there is only one that this may be.
+fn by_lent(flows: &FlowTable, setup: &Setup, theirs: FlowKey) -> Option<FlowKey> {
+    let own = setup.own.addresses.iter();
+    let own = own.map(|src| FlowKey {
+        src: *src,
+        ..theirs
+    });
+    let mut known = own.filter(|ours| flows.knows(ours));
+    known.next().filter(|_| known.next().is_none())
 }
 
 /// The peer begins a connection that it calls `theirs`. What was matched by that name began in plain, so it is over.
@@ -101,10 +110,17 @@ fn by_addresses(setup: &Setup, hosts: &Hosts, paths: &PathSet, theirs: FlowKey) 
     }
 }
 
-/// Name here of a connection that the peer calls `theirs`, as far as is known without one of its segments.
+/// Name here of a connection that the peer calls `theirs`, as far as is known without one of its segments. A peer that has begun anew
+/// may call it by an address that it lends, and its kernel may have nothing to say.
 pub(super) fn known(peer: &Peer, setup: &Setup, theirs: FlowKey) -> FlowKey {
-    let known = peer.flows.ours_of(&theirs);
-    known.unwrap_or_else(|| by_addresses(setup, &peer.hosts, &peer.paths, theirs))
+    if let Some(known) = peer.flows.ours_of(&theirs) {
+        return known;
+    }
+    let ours = by_addresses(setup, &peer.hosts, &peer.paths, theirs);
+    match setup.is_ours(ours.src) {
+        true => ours,
+        false => by_lent(&peer.flows, setup, ours).unwrap_or(ours),
+    }
 }
 
 /// A segment of the peer that is carried whole, of the connection `ours`.

@@ -229,6 +229,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A connection whose SYN had gone by a bump was to begin in plain, as the peer did not answer. The answer came by the bump, was taken
 ///   for a straggler, and plain did not know the connection that followed (211380).
 /// - A late urgent pointer was looked for among those of the latest connection of its ends, which had another name (1099511681430).
+///   say, and what it was asked to say was lost (1099511811954, 1099511662774). Its daemon refused what was said of it by that address
+///   (1099511807359, 1099511725330, 1099511927807).
 /// - A host agreed to follow a rule, then its own rule moved the connection, and the first word came last: it was locked to one end
 ///   (1099511671877).
 #[test]
@@ -275,6 +277,9 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_682_177,
         211_380,
         1_099_511_681_430,
+        1_099_511_807_359,
+        1_099_511_725_330,
+        1_099_511_927_807,
         1_099_511_671_877,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));

@@ -282,6 +282,11 @@ fn a_host_that_forgot_what_the_peer_is_called_is_told() {
     let flows = &mut pair.nodes[1].peers[0].flows;
     let key = flows.find(there, BUMP).expect("it is there");
     flows.remove(key);
+    // What the daemon of host 1 says of it is understood; what it says of others is said of no connection here.
+    assert_eq!(pair.nodes[1].theirs(0, there), there);
+    assert_eq!(pair.nodes[0].ours(0, there.reversed()), here);
+    let [_, other] = ends(40_001).map(|ends| ends.reversed());
+    assert_eq!(pair.nodes[0].ours(0, other), other);
     pair.run(Duration::from_secs(1));
     let asked = passes(&mut pair, 1, (there, flags::ACK, b"some data"));
     assert_eq!(pair.nodes[0].counters().get(Counter::InnerAddress), 1);
