@@ -316,6 +316,12 @@ impl Kernel {
         })
     }
 
+    /// False if a number of the far end lies beyond all windows of a connection, so that conntrack takes a segment for invalid.
+    pub fn is_near(&self, tuple: &FlowKey, seq: SeqNumber) -> bool {
+        let acked = self.tracks.get(tuple).and_then(|track| track.acked);
+        acked.is_none_or(|acked| !track::is_outside(seq, acked))
+    }
+
     /// True if a pointer of this kernel said so.
     pub fn said_urgent(&self, tuple: &FlowKey, at: SeqNumber) -> bool {
         let track = self.tracks.get(tuple);

@@ -194,6 +194,11 @@ impl Steering {
         self.host.kernel_mut().admits(pair, way, follow)
     }
 
+    /// True if conntrack takes a connection's packets for valid whatever their numbers.
+    pub fn takes_all(&self, pair: &FlowKey) -> bool {
+        self.host.kernel().takes_all(pair)
+    }
+
     /// Way that a packet of the local kernel takes: OUTPUT's order.
     pub fn way(&mut self, pair: &FlowKey) -> Way {
         self.host.kernel_mut().way(pair)

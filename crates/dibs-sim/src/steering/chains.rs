@@ -1,7 +1,7 @@
 //! The kernel's marks of connections, and the rules that set them.
 
 use dibs_wire::FlowKey;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use dibs_settings::{BumpId, Level};
@@ -28,6 +28,8 @@ pub(super) struct Chains {
     /// Connections with marks of other programs, of which the daemon has made nothing yet; true if it was started since, so
     /// that nobody can say where a connection in plain was before.
     pub(super) by_others: BTreeMap<FlowKey, bool>,
+    /// Connections whose entries the daemon made: they take all numbers.
+    pub(super) loose: BTreeSet<FlowKey>,
     /// Events of which the daemon has not heard yet.
     pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
@@ -62,8 +64,14 @@ impl Chains {
         changed
     }
 
+    /// True if packets of a connection are valid whatever their numbers: its entry says so, or is made by the next one.
+    pub(super) fn takes_all(&self, pair: &FlowKey) -> bool {
+        self.loose.contains(pair) || !self.marks.contains_key(pair)
+    }
+
     /// The entry of a connection is lost.
     pub(super) fn lose(&mut self, pair: &FlowKey) {
+        self.loose.remove(pair);
         if self.marks.remove(pair).is_some() {
             self.events.push_back((*pair, Event::Destroyed));
         }
@@ -74,6 +82,7 @@ impl Chains {
         self.marks.remove(pair);
         self.first.remove(pair);
         self.by_others.remove(pair);
+        self.loose.remove(pair);
         self.events.retain(|(known, _)| known != pair);
     }
 

@@ -503,6 +503,9 @@ impl Host {
             let new = conn.move_to_mark(&mark, self.now.get());
             (new, conn.lock.locked())
         });
+        if !chains.marks.contains_key(&pair) {
+            chains.loose.insert(pair);
+        }
         chains.change(&pair, |known| {
             (known.bump, known.chosen) = (bump, new.chosen)
         });

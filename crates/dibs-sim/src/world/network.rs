@@ -464,6 +464,9 @@ impl World {
             // A reset ends its connection, or is of an earlier one of the same ends.
             let follow = self.follows(host, &pair) && !s.has(flags::RST);
             let h = &mut self.hosts[host];
+            // What conntrack takes for invalid belongs to no entry whose mark it could set.
+            let is_valid = s.has(flags::SYN) || h.kernel.is_near(&pair, s.seq);
+            let follow = follow && (is_valid || h.steering.takes_all(&pair));
             if h.steering.admits(&pair, Way::Bump(bump), follow) {
                 h.kernel.receive(packet, Way::Bump(bump))?;
             }
