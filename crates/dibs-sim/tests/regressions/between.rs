@@ -233,6 +233,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   (1099511807359, 1099511725330, 1099511927807).
 /// - A host agreed to follow a rule, then its own rule moved the connection, and the first word came last: it was locked to one end
 ///   (1099511671877).
+/// - A daemon died asking, and its peer had agreed. The next one had no session, and gave the same version to the user's next choice
+///   (1099511803833).
 /// - The simulated kernel had a connection follow a late packet of an earlier one of the same ends, which conntrack takes for invalid
 ///   (2199023412444).
 #[test]
@@ -284,6 +286,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_927_807,
         1_099_511_671_877,
         2_199_023_412_444,
+        1_099_511_803_833,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

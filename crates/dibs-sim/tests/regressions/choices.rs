@@ -62,26 +62,6 @@ fn a_daemon_that_dies_asking_again_leaves_no_version_to_be_used_twice() {
     assert!(asked_again > 0);
 }
 
-/// A daemon died asking, and its peer had agreed. The next one had no session, and gave the same version to the user's next choice: the
-/// ends never agreed (seed 1099511803833).
-#[test]
-fn a_choice_without_a_session_is_later_than_the_one_that_a_daemon_died_asking_for() {
-    let mut ops = vec![
-        (at(1000), Op::Open(lingering([3000, 3000]))),
-        // A does not hear that B agrees.
-        (at(2000), Op::Link(0, 1, clean().loss(1.0))),
-        (at(2000), Op::Choose(0, 0, SEAL)),
-        (at(2010), Op::Restart(0, Duration::from_millis(1))),
-        (at(2010), Op::Cut(Duration::from_secs(3))),
-        (at(2500), Op::Choose(0, 0, PLAIN)),
-        (at(3000), Op::Link(0, 1, clean())),
-    ];
-    ops.push((at(8000), Op::Control(0, 1)));
-    let report = run(setup(vec![path(true, clean())]), ops);
-    assert_eq!(report.coverage.get(Seen::CrashAsking), 1);
-    assert!(report.coverage.get(Seen::NoSession) > 0);
-}
-
 /// The simulated daemons numbered their questions from 0 on, so that the answer to one of a daemon that
 /// had died was taken for that to another one of the next daemon.
 #[test]
