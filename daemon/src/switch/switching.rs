@@ -393,7 +393,6 @@ async fn seek(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyhow::R
     for peer in (0..up.len()).filter(|peer| up[*peer]) {
         let routers = daemon.addresses_of(peer).await?;
         let mut lives = connections::strange(&daemon.kernel, &routers, peer).await?;
-        let all: Vec<FlowKey> = lives.iter().map(|live| live.pair).collect();
         lives.retain(|live| caller.sees(live));
         if lives.is_empty() {
             continue;
@@ -402,10 +401,8 @@ async fn seek(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyhow::R
         let meant = lives.iter().zip(&infos);
         let meant = meant.filter(|(_, info)| selector.matches(info));
         let meant: Vec<FlowKey> = meant.map(|(live, _)| live.pair).collect();
-        // The peer shows all to the same ports.
-        let ports: HashSet<u16> = meant.iter().map(|pair| pair.sport).collect();
-        let all = all.iter().filter(|pair| ports.contains(&pair.sport));
-        matches::seek(daemon, peer, &Vec::from_iter(all.copied())).await;
+        let ports = meant.iter().map(|pair| pair.sport).collect();
+        matches::seek(daemon, peer, &ports).await;
         strange.extend(meant);
     }
     strange.retain(|pair| !daemon.is_matched(pair));

@@ -16,13 +16,16 @@ pub(super) fn add(rng: &mut Rng, history: &mut History, is_strict: bool) {
     let translates = rng.chance(if renumbers { 0.3 } else { 0.75 });
     let is_rough = rng.chance(0.6);
     let setup = &mut history.setup;
+    // Firewalls that renumber keep in mind what is idle for an hour (Cisco ASA) or a day (pf), longer than a history lasts.
+    let forgets = |idle: Duration| Some(idle).filter(|_| !renumbers);
     setup.between = Between {
         translates,
         renumbers,
         tracks: rng.chance(if renumbers { 0.3 } else { 0.8 }) && is_strict,
         forgets: rng
             .chance(0.3)
-            .then(|| Duration::from_secs(rng.pick(&[30, 30, 120, 600]))),
+            .then(|| Duration::from_secs(rng.pick(&[30, 30, 120, 600])))
+            .and_then(forgets),
         adopts: rng.chance(0.6),
         resets: rng.chance(0.5),
         lost: if is_rough {

@@ -19,7 +19,7 @@ impl Host {
         let _turn = self.turn().await;
         let is_strange = || self.peer_of(&conn.pair).is_none();
         if bump.is_some() && is_strange() && self.socket(&conn.pair) == Some(conn.socket) {
-            matches::seek(self, 0, &[conn.pair]).await;
+            matches::seek(self, 0, &[conn.pair.sport].into()).await;
             if !is_strange() {
                 self.note(Seen::Sought);
             }

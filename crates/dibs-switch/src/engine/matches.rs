@@ -95,19 +95,19 @@ pub(super) async fn ask<M: Machine>(
     Ok(answers)
 }
 
-/// Has a peer show those of these connections in plain that are its own. This host knows them by addresses of a router, and tells the
-/// peer nothing of them but its ports. What the peer shows is [matched](Machine::is_matched) afterwards.
-pub async fn seek<M: Machine>(m: &M, peer: usize, pairs: &[FlowKey]) {
-    let ports: BTreeSet<u16> = pairs.iter().map(|pair| pair.sport).collect();
-    let ports = Vec::from_iter(ports);
+/// Has a peer show its connections in plain to these ports of this host, which knows them by addresses of a router. What the peer shows is
+/// [matched](Machine::is_matched) afterwards.
+pub async fn seek<M: Machine>(m: &M, peer: usize, ports: &BTreeSet<u16>) {
+    let before = BTreeSet::from_iter(m.matched());
+    let ports = Vec::from_iter(ports.iter().copied());
     let ask = async |ports: &[u16]| m.ask(peer, Body::Seek(ports.to_vec())).await;
     let answers = join_all(ports.chunks(MAX_SOUGHT).map(ask)).await;
     let answers = answers.into_iter().filter_map(Result::ok).flatten();
     let shown: u64 = { answers.filter(|(outcome, _)| *outcome == Outcome::Done) }
         .map(|(_, count)| count)
         .sum();
-    let matched = || pairs.iter().filter(|pair| m.is_matched(pair)).count() as u64;
-    while matched() < shown {
+    let is_new = |pair: &&FlowKey| !before.contains(pair);
+    while (m.matched().iter().filter(is_new).count() as u64) < shown {
         let late = pin!(m.sleep(SHOWN_WITHIN));
         if let Either::Left(_) = select(late, pin!(m.woken(Task::Match))).await {
             break;
@@ -142,7 +142,14 @@ pub(super) async fn show<M: Machine + 'static>(
     // The peer has its answer meanwhile, so that it deals with questions.
     m.spawn(async move {
         for lives in lives.chunks(ROUND) {
-            or_warn(&*own, ask(&*own, peer, lives).await);
+            let answers = or_warn(&*own, ask(&*own, peer, lives).await).unwrap_or_default();
+            let found = answers.into_iter();
+            let found = found.filter(|(_, answer)| matches!(answer, Ok((Outcome::Done, _))));
+            let found: Vec<FlowKey> = found.map(|(pair, _)| pair).collect();
+            // Of what was chosen here before the peer knew of it.
+            let now = own.now();
+            own.conns(|conns| conns.update_each(&found, |conn| conn.telling.tell_all(now)));
+            own.wake(Task::Tell);
         }
     });
     answer
