@@ -135,7 +135,7 @@ impl Phase {
 
     /// A rule of the peer stands against the move that is under way, which goes on by one of this host.
     pub(crate) fn contradict(&mut self) {
-        self.overruled = self.moving;
+        self.overruled = self.moving.or(self.overruled);
     }
 
     /// True if a rule of the peer ended this move, or stands against it.

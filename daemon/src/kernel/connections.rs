@@ -94,19 +94,19 @@ pub(crate) async fn sockets_of_as<U>(
     Ok(found.into_values().map(pick).collect())
 }
 
-/// Open connections of sockets here that come from one of these addresses, and that no peer is known to have, as if they were this
-/// peer's.
+/// Open connections of sockets here that come from the address of a peer's router, and that no peer is known to have, as if they were
+/// that peer's.
 pub(crate) async fn strange(
     kernel: &Kernel,
-    from: &BTreeSet<IpAddr>,
-    peer: usize,
+    routers: &HashMap<IpAddr, Vec<usize>>,
 ) -> Result<Vec<Live>, Error> {
     let host = kernel.host();
-    let is_strange = |socket: &TcpSocket| {
-        let is_open = socket.state == ESTABLISHED && from.contains(&socket.key.dst);
-        is_open && host.peer_of(&socket.key).is_none()
+    let strange = |socket: TcpSocket| {
+        let peer = *routers.get(&socket.key.dst)?.first()?;
+        let is_strange = socket.state == ESTABLISHED && host.peer_of(&socket.key).is_none();
+        is_strange.then(|| live_of(peer, socket))
     };
-    sockets::list(|socket| is_strange(&socket).then(|| live_of(peer, socket))).await
+    sockets::list(strange).await
 }
 
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {

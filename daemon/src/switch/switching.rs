@@ -2,6 +2,7 @@
 //! [`dibs_switch::engine`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -389,11 +390,25 @@ pub(crate) async fn change(
 /// that are no peer's.
 async fn seek(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyhow::Result<usize> {
     let up = sessions::sessions(daemon).await?;
+    let mut routers: HashMap<IpAddr, Vec<usize>> = HashMap::new();
+    for path in daemon.driver.snapshot().await?.paths {
+        if up[path.peer] {
+            routers.entry(path.remote.ip()).or_default().push(path.peer);
+        }
+    }
+    let mut all = connections::strange(&daemon.kernel, &routers).await?;
+    all.retain(|live| caller.sees(live));
     let mut strange = BTreeSet::new();
-    for peer in (0..up.len()).filter(|peer| up[*peer]) {
-        let routers = daemon.addresses_of(peer).await?;
-        let mut lives = connections::strange(&daemon.kernel, &routers, peer).await?;
-        lives.retain(|live| caller.sees(live));
+    for peer in 0..up.len() {
+        // Others of them were another peer's behind the same router.
+        let is_left = |live: &&Live| {
+            routers[&live.pair.dst].contains(&peer) && !daemon.is_matched(&live.pair)
+        };
+        let lives = all
+            .iter()
+            .filter(is_left)
+            .map(|live| Live { peer, ..*live });
+        let lives: Vec<Live> = lives.collect();
         if lives.is_empty() {
             continue;
         }

@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// What this end sent in plain was lost, and its kernel waits for long before it sends that again.
+    /// Data that this end sent in plain was lost, and its kernel waits for long before it sends that again.
     #[test]
     fn a_kernel_that_only_asks_whether_the_other_one_is_there_does_not_differ() {
         let [acked, given] = [1000, 500].map(SeqNumber::new);

@@ -34,11 +34,21 @@ fn choice(conns: &ConnTable) -> Option<Choice> {
 
 /// Takes the peer's choice, or ours that it tells back.
 fn accept(conns: &mut ConnTable, number: u8, version: Version) {
+    assert!(hear(conns, number, version, (true, None)));
+}
+
+/// Takes a word of the peer, its choice or its rule's, while a rule here has the connection there. True if it is followed.
+fn hear(
+    conns: &mut ConnTable,
+    number: u8,
+    version: Version,
+    (explicit, ruled): (bool, Option<BumpId>),
+) -> bool {
     let (own, peer, socket) = (HOST, HOST + 1, SOCKET);
     let wanted = Wanted {
         switch: Switch {
             bump: BumpId::new(number),
-            explicit: true,
+            explicit,
             ready: false,
             ground: Ground::Forced,
         },
@@ -50,12 +60,11 @@ fn accept(conns: &mut ConnTable, number: u8, version: Version) {
         bound: false,
         on: None,
         required: None,
-        ruled: None,
+        ruled,
     };
     let pair = pair().reversed();
     let named = Named { pair, socket };
-    let judged = wanted.judge(conns, (named, version), Some(here), NOW);
-    assert!(judged.is_ok(), "{judged:?}");
+    { wanted.judge(conns, (named, version), Some(here), NOW) }.is_ok()
 }
 
 /// A choice of ours for the bump of this number, on top of what stands.
@@ -374,28 +383,9 @@ fn what_the_peer_agreed_to_before_its_own_rule_moved_it_says_nothing_of_where_it
     conns.update(&conn().pair, |conn| conn.phase.move_to_moving(moving));
     let mut asked = Negotiation::by_rule(conn(), moving, HOST);
     begin(&mut asked, false);
-    let (own, peer, socket) = (HOST, HOST + 1, SOCKET);
-    let wanted = Wanted {
-        switch: Switch {
-            bump: BumpId::new(3),
-            explicit: false,
-            ready: false,
-            ground: Ground::Proved,
-        },
-        hosts: Hosts { own, peer },
-        refusal: None,
-    };
-    let here = Here {
-        socket,
-        bound: false,
-        on: None,
-        required: None,
-        ruled: moving.bump,
-    };
-    let pair = conn().pair.reversed();
-    let (generation, host) = (1, peer);
-    let word = (Named { pair, socket }, Version { generation, host });
-    assert!(wanted.judge(&mut conns, word, Some(here), NOW).is_err());
+    let (generation, host) = (1, HOST + 1);
+    let version = Version { generation, host };
+    assert!(!hear(&mut conns, 3, version, (false, moving.bump)));
     assert_eq!(conclude(&mut conns, asked, DONE), Conclusion::InForce);
     assert_eq!(conns.get(&conn().pair).place.handed(), by_peer);
 }

@@ -1,5 +1,6 @@
 //! Proof which connections peers call by other addresses, here and for peers that ask.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::pin::pin;
@@ -103,9 +104,9 @@ pub async fn seek<M: Machine>(m: &M, peer: usize, ports: &BTreeSet<u16>) {
     let ask = async |ports: &[u16]| m.ask(peer, Body::Seek(ports.to_vec())).await;
     let answers = join_all(ports.chunks(MAX_SOUGHT).map(ask)).await;
     let answers = answers.into_iter().filter_map(Result::ok).flatten();
-    let shown: u64 = { answers.filter(|(outcome, _)| *outcome == Outcome::Done) }
-        .map(|(_, count)| count)
-        .sum();
+    // The peer may say any number.
+    let shown = { answers.filter(|(outcome, _)| *outcome == Outcome::Done) }
+        .fold(0_u64, |shown, (_, count)| shown.saturating_add(count));
     let is_new = |pair: &&FlowKey| !before.contains(pair);
     while (m.matched().iter().filter(is_new).count() as u64) < shown {
         let late = pin!(m.sleep(SHOWN_WITHIN));
@@ -115,11 +116,15 @@ pub async fn seek<M: Machine>(m: &M, peer: usize, ports: &BTreeSet<u16>) {
     }
 }
 
+/// Connections that are being shown to a peer: however often it asks, each is shown once at a time.
+pub(super) type Shown = Rc<RefCell<BTreeSet<FlowKey>>>;
+
 /// Answers a peer that knows connections to these ports of it by addresses of a router. They are shown to it then.
 pub(super) async fn show<M: Machine + 'static>(
     m: &Rc<M>,
     peer: usize,
     ports: &[u16],
+    shown: &Shown,
 ) -> (Outcome, u64) {
     let Some(mut lives) = or_warn(&**m, m.lives().await) else {
         return (Outcome::Failed, 0);
@@ -138,7 +143,11 @@ pub(super) async fn show<M: Machine + 'static>(
     }
     let unmatched = lives.iter().filter(|live| !m.is_matched(&live.pair()));
     let answer = (Outcome::Done, unmatched.count() as u64);
-    let own = Rc::clone(m);
+    lives.retain(|live| shown.borrow_mut().insert(live.pair()));
+    if lives.is_empty() {
+        return answer;
+    }
+    let (own, shown) = (Rc::clone(m), Rc::clone(shown));
     // The peer has its answer meanwhile, so that it deals with questions.
     m.spawn(async move {
         for lives in lives.chunks(ROUND) {
@@ -150,6 +159,9 @@ pub(super) async fn show<M: Machine + 'static>(
             let now = own.now();
             own.conns(|conns| conns.update_each(&found, |conn| conn.telling.tell_all(now)));
             own.wake(Task::Tell);
+            for live in lives {
+                shown.borrow_mut().remove(&live.pair());
+            }
         }
     });
     answer

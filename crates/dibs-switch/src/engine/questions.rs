@@ -4,12 +4,16 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use super::matches::Shown;
 use super::{Machine, ROUND, knocks, locks, matches, switches, wants};
 use crate::messages::{Body, Message};
 
 /// Questions of one peer that wait for their turn.
 #[derive(Debug, Default)]
-pub struct Desk(VecDeque<Message>);
+pub struct Desk {
+    waiting: VecDeque<Message>,
+    shown: Shown,
+}
 
 /// Questions that are dealt with at once.
 #[derive(Debug)]
@@ -18,28 +22,30 @@ pub struct Questions {
     parts: Vec<(u32, usize)>,
     /// All that they ask.
     body: Body,
+    shown: Shown,
 }
 
 impl Desk {
     /// Has a question wait.
     pub fn push(&mut self, question: Message) {
-        self.0.push_back(question);
+        self.waiting.push_back(question);
     }
 
     /// Takes the next question, and those like it that came with it, up to a round.
     pub fn take(&mut self) -> Option<Questions> {
-        let Message { request, mut body } = self.0.pop_front()?;
+        let Message { request, mut body } = self.waiting.pop_front()?;
         let mut count = outcomes(&body);
         let mut parts = vec![(request, count)];
         while count < ROUND
-            && let Some(next) = self.0.front_mut()
+            && let Some(next) = self.waiting.front_mut()
             && let Some(more) = join(&mut body, &mut next.body)
         {
             parts.push((next.request, more));
             count += more;
-            self.0.pop_front();
+            self.waiting.pop_front();
         }
-        Some(Questions { parts, body })
+        let shown = Rc::clone(&self.shown);
+        Some(Questions { parts, body, shown })
     }
 }
 
@@ -89,7 +95,7 @@ impl Questions {
             Body::Confirm { bump, conns } => locks::answer(m, peer, bump, &conns).await,
             Body::Knock(conns) => knocks::answer(m, peer, &conns).await,
             Body::Match(conns) => matches::answer(m, peer, &conns).await,
-            Body::Seek(ports) => vec![matches::show(shared, peer, &ports).await],
+            Body::Seek(ports) => vec![matches::show(shared, peer, &ports, &self.shown).await],
             Body::Want {
                 sequence, bumps, ..
             } => vec![(wants::answer(m, peer, sequence, bumps).await, 0)],

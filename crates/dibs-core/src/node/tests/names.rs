@@ -225,15 +225,21 @@ fn a_live_connection_that_was_matched_is_called_by_the_routers_address() {
     assert_eq!(pair.nodes[1].counters().get(Counter::TunNoPeer), 1);
 }
 
-/// The ends were those of a connection that began on the bump; the next one began in plain, and comes there by another bump.
-#[test]
-fn what_comes_from_plain_is_not_the_connection_that_had_its_ends() {
+/// Hosts that have matched a connection whose ends were those of an earlier one, which began on the bump; and what each calls it.
+fn called_as_an_earlier_one() -> (Pair, [FlowKey; 2]) {
     let mut pair = translated();
     let [here, lent] = ends(40_000);
     let syn = passes(&mut pair, 0, (here, flags::SYN, b""));
     assert_eq!(syn, [(lent.reversed(), Vec::new())]);
     let there = FlowKey::tcp((addr(1, 1).ip(), 443), ([198, 51, 100, 9], 61_000));
     pair.nodes[1].match_names(0, there, here.reversed());
+    (pair, [here, there])
+}
+
+/// The ends were those of a connection that began on the bump; the next one began in plain, and comes there by another bump.
+#[test]
+fn what_comes_from_plain_is_not_the_connection_that_had_its_ends() {
+    let (mut pair, [here, there]) = called_as_an_earlier_one();
     for (host, key) in [(0, here), (1, there)] {
         let now = pair.now;
         let node = &mut pair.nodes[host];
@@ -253,12 +259,7 @@ fn what_comes_from_plain_is_not_the_connection_that_had_its_ends() {
 /// The same where host 0 does not know that it comes from plain: its kernel followed what came by the bump.
 #[test]
 fn what_was_opened_by_a_name_that_another_connection_has_now_is_opened_anew() {
-    let mut pair = translated();
-    let [here, lent] = ends(40_000);
-    let syn = passes(&mut pair, 0, (here, flags::SYN, b""));
-    assert_eq!(syn, [(lent.reversed(), Vec::new())]);
-    let there = FlowKey::tcp((addr(1, 1).ip(), 443), ([198, 51, 100, 9], 61_000));
-    pair.nodes[1].match_names(0, there, here.reversed());
+    let (mut pair, [here, there]) = called_as_an_earlier_one();
     // The first is lost, and host 1 says so.
     for expected in [vec![], vec![(there.reversed(), b"some data".to_vec())]] {
         let came = passes(&mut pair, 0, (here, flags::ACK, b"some data"));
