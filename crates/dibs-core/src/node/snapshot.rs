@@ -25,7 +25,7 @@ pub struct PeerSnapshot {
     pub keys: Option<KeyOrigin>,
     /// Keys can be agreed with it by untrusted paths, too, as things are.
     pub by_untrusted: bool,
-    /// At least one path to it carries data.
+    /// Paths to it are usable, and it has not been silent for seconds on all of them: a pause of a busy link is no absence.
     pub reachable: bool,
     /// Connections known.
     pub conns: usize,
@@ -115,7 +115,7 @@ impl Node {
             .iter()
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
-                reachable: p.paths.iter().any(|l| l.is_alive(&self.shared.setup)),
+                reachable: p.paths.iter().any(|l| l.is_answering(&self.shared.setup)),
                 keys: self.sessions.origin(now, p.id),
                 by_untrusted: self.sessions.may_go_by_untrusted(p.id),
                 conns: p.flows.len(),

@@ -337,6 +337,12 @@ impl Link {
             && self.path.state() == PathState::Active
     }
 
+    /// True if the peer answers by this path, or did within seconds.
+    pub(crate) fn is_answering(&self, setup: &Setup) -> bool {
+        let seen = matches!(self.path.state(), PathState::Active | PathState::Suspect);
+        self.is_open() && setup.local[self.local].is_usable() && seen
+    }
+
     /// True if new data may go by it.
     pub(crate) fn is_active(&self, setup: &Setup) -> bool {
         self.is_alive(setup) && !setup.local[self.local].usage.spent && !self.spent_there

@@ -1,6 +1,7 @@
 //! What waits for a path that is away holds up nothing that needs it not.
 
 use super::*;
+use crate::preference::Unused;
 
 /// Host 0 sends some by `bump` while `path` carries nothing any more, and then, by a seal that needs no such path,
 /// many times what the peer may have to hold. That arrives, and what waits does once the path is back.
@@ -132,4 +133,22 @@ fn a_path_by_which_nothing_comes_is_told_of_within_three_seconds() {
         let expected: &[&str] = if cut { &["suspect"] } else { &[] };
         assert_eq!(told(&mut pair), expected);
     }
+}
+
+/// A busy host or a handover between cells makes such pauses; a peer that is away is silent for longer.
+#[test]
+fn a_pause_is_no_absence() {
+    let mut pair = Pair::connected();
+    let reachable = |pair: &Pair| pair.nodes[0].peers(pair.now)[0].reachable;
+    pair.filter = Box::new(|_, _, _| false);
+    pair.send(0, 1, &text(50_000), 0, 1);
+    pair.run(Duration::from_secs(1));
+    let paths = pair.nodes[0].paths();
+    assert!({ paths.iter() }.all(|path| path.unused == Some(Unused::Unanswered)));
+    assert!(reachable(&pair), "after a second");
+    pair.run(Duration::from_secs(6));
+    assert!(!reachable(&pair), "after seven");
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(6));
+    assert!(reachable(&pair), "it is back");
 }
