@@ -308,7 +308,8 @@ impl Shadow {
                 next != shown && (far(next) || answers || is_asked && since >= ASKED_EACH);
             // The last one was lost, or the other end's.
             let is_level = stands == shown && self.is_level(stands.given);
-            let is_stuck = far(stands) || is_asked && !is_level;
+            // The first one of either end may come before the other listens.
+            let is_stuck = far(stands) || is_asked && !is_level || !self.is_heard;
             let patience = if is_asked { ASKED_AGAIN } else { REPEAT_AFTER };
             let again = is_stuck && since >= patience && self.repeated < REPETITIONS;
             // What this end said last was lost. It does not answer what answers that itself, or a few times on a long way.
@@ -761,6 +762,19 @@ mod tests {
         let at = |later: u64| START + TICK * 100 + Duration::from_secs(later);
         assert_eq!(shadow.plain(at(59)), (true, at(0)));
         assert_eq!(shadow.plain(at(60)), (false, at(0)));
+    }
+
+    /// Otherwise the routers would learn nothing before half a window has moved, and nothing more if a daemon starts again by then.
+    #[test]
+    fn first_words_that_nobody_heard_are_said_again() {
+        let mut ends = Ends::new();
+        for end in [0, 1] {
+            let (stands, now) = (ends.stands(end), ends.now);
+            assert!(ends.shadows[end].poll(stands, SCALE, now).is_some());
+        }
+        ends.moved = ends.moved.map(|moved| moved + 100_000);
+        (0..5).for_each(|_| ends.tick());
+        assert!(ends.shadows.iter().all(Shadow::is_heard));
     }
 
     #[test]
