@@ -23,8 +23,8 @@ use dibs_netns::Host;
 use nix::unistd::geteuid;
 
 use crate::daemon::Node;
-use crate::programs;
 use crate::traffic::connect_translated;
+use crate::{docker, programs};
 
 /// The hosts.
 #[derive(Debug)]
@@ -37,8 +37,7 @@ pub struct Homes {
     pub homes: [Host; 2],
     /// Router between the homes and the server.
     pub internet: Host,
-    // Holds what the links need.
-    _lab: Lab,
+    lab: Lab,
     /// Links of the homes to `internet`.
     _uplinks: Vec<Link>,
 }
@@ -90,6 +89,14 @@ impl Homes {
         let host = &self.laptops[laptop].host;
         let listens = SocketAddr::from(([10, 0, 9, 2], to));
         connect_translated(geteuid(), from, host, &self.b.host, [listens, server(to)])
+    }
+
+    /// A container of the server, which its nat table leads [`docker::PORT`] to.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn container(&mut self) -> Result<Host> {
+        docker::publish(&mut self.lab, &self.b.host)
     }
 
     fn new(delay: Duration) -> Result<Self> {
@@ -159,7 +166,7 @@ impl Homes {
             homes: [home_a, home_c],
             b,
             internet,
-            _lab: lab,
+            lab,
             _uplinks: uplinks,
         })
     }

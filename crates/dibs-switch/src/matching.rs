@@ -125,7 +125,10 @@ pub fn fits(asking: &Stand, here: &Stand, carrying: &Carrying) -> bool {
         None => PROGRESS_UNSTAMPED,
     };
     // The ends of a stream have numbers, too.
-    let at_most = |most: i32, carried: u64| i64::from(most).min(carried.saturating_add(2) as i64);
+    let at_most = |most: i32, carried: u64| {
+        let carried = i64::try_from(carried.saturating_add(2));
+        i64::from(most).min(carried.unwrap_or(i64::MAX))
+    };
     (0..=at_most(most, carrying.sent)).contains(&i64::from(sent_here))
         && (-i64::from(WINDOW)..=at_most(PROGRESS, carrying.received))
             .contains(&i64::from(sent_there))
@@ -257,6 +260,12 @@ mod tests {
         let fits = |seq, ack| super::fits(&ASKING, &Stand { seq, ack, ..HERE }, &small);
         assert!(fits(82_000, 1300) && fits(77_000, 900));
         assert!(!fits(83_000, 1300) && !fits(82_000, 1400));
+        let unknown = Carrying {
+            sent: u64::MAX,
+            received: u64::MAX,
+            ..LARGE
+        };
+        assert!(super::fits(&ASKING, &HERE, &unknown));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use dibs_config::Config;
 use dibs_policy::conntrack::{Connection, LOOKUPS};
@@ -18,6 +18,7 @@ use dibs_settings::BumpId;
 use dibs_switch::conns::Socket;
 use dibs_switch::engine::entries::Ends;
 use dibs_switch::knock::Refusal;
+use dibs_switch::matching::Carrying;
 use dibs_wire::FlowKey;
 
 use crate::host::Host;
@@ -76,8 +77,11 @@ pub(crate) async fn sockets_of(
 ) -> Result<HashMap<FlowKey, Live>, dibs_policy::Error> {
     let found = sockets::find(pairs).await?.into_iter();
     let lives = found.filter_map(|socket| live(kernel.host(), socket));
-    let lives = lives.chain(passing_of(kernel, pairs).await?);
-    Ok(lives.map(|live| (live.pair, live)).collect())
+    let mut lives: HashMap<FlowKey, Live> = lives.map(|live| (live.pair, live)).collect();
+    let rest = pairs.iter().filter(|pair| !lives.contains_key(pair));
+    let passing = passing_of(kernel, &Vec::from_iter(rest.copied())).await?;
+    lives.extend(passing.into_iter().map(|live| (live.pair, live)));
+    Ok(lives)
 }
 
 /// Results of `pick` for [`sockets_of()`]; if they are many, for all that there are.
@@ -94,19 +98,59 @@ pub(crate) async fn sockets_of_as<U>(
     Ok(found.into_values().map(pick).collect())
 }
 
-/// Open connections of sockets here that come from the address of a peer's router, and that no peer is known to have, as if they were
+/// Open connections to this host that come from the address of a peer's router, and that no peer is known to have, as if they were
 /// that peer's.
 pub(crate) async fn strange(
     kernel: &Kernel,
     routers: &HashMap<IpAddr, Vec<usize>>,
 ) -> Result<Vec<Live>, Error> {
     let host = kernel.host();
-    let strange = |socket: TcpSocket| {
-        let peer = *routers.get(&socket.key.dst)?.first()?;
-        let is_strange = socket.state == ESTABLISHED && host.peer_of(&socket.key).is_none();
-        is_strange.then(|| live_of(peer, socket))
+    let peer = |pair: &FlowKey| {
+        let peer = routers.get(&pair.dst)?.first().copied();
+        peer.filter(|_| host.peer_of(pair).is_none())
     };
-    sockets::list(strange).await
+    let strange = |socket: TcpSocket| {
+        let peer = peer(&socket.key)?;
+        (socket.state == ESTABLISHED).then(|| live_of(peer, socket))
+    };
+    let mut found = sockets::list(strange).await?;
+    if is_forwarding() {
+        let led = |entry: Connection| {
+            let pair = led_elsewhere(host, &entry)?;
+            let live = forwarded(&entry, pair, peer(&pair)?, None);
+            Some(live).filter(|live| live.established)
+        };
+        found.extend(kernel.conntrack()?.list(led).await?);
+    }
+    Ok(found)
+}
+
+/// What tracked connections to this host carried that the nat table leads elsewhere, of these. They are noted, too.
+pub(crate) async fn carried_elsewhere(
+    kernel: &Kernel,
+    pairs: impl Iterator<Item = FlowKey>,
+) -> Result<Vec<(FlowKey, Carrying)>, Error> {
+    let mut found = Vec::new();
+    if !is_forwarding() {
+        return Ok(found);
+    }
+    for pair in pairs {
+        let entry = kernel.conntrack()?.get(&pair).await?;
+        let host = kernel.host();
+        let entry = entry.filter(|entry| led_elsewhere(host, entry) == Some(pair));
+        found.extend(entry.map(|entry| {
+            host.translated.borrow_mut().insert(pair, entry);
+            // With headers: no less than the payload. Of what is not counted, anything is possible.
+            let [received, sent] = entry.bytes.unwrap_or([u64::MAX; 2]);
+            let carrying = Carrying {
+                socket: name(&entry),
+                sent,
+                received,
+            };
+            (pair, carrying)
+        }));
+    }
+    Ok(found)
 }
 
 fn live(host: &Host, socket: TcpSocket) -> Option<Live> {
@@ -200,12 +244,16 @@ pub(crate) fn is_forwarding() -> bool {
     })
 }
 
-/// Name of a tracked connection that a peer opened to this host, and that the nat table leads elsewhere.
-pub(crate) fn published(host: &Host, entry: &Connection) -> Option<FlowKey> {
+/// Name of a tracked connection that somebody opened to this host, and that the nat table leads elsewhere.
+fn led_elsewhere(host: &Host, entry: &Connection) -> Option<FlowKey> {
     let (called, to) = (entry.original.reversed(), entry.reply.src);
     let is_elsewhere = to != called.src && !host.has(to) && !to.is_loopback();
-    let is_meant = is_elsewhere && host.has(called.src) && host.peer_of(&called).is_some();
-    is_meant.then_some(called)
+    (is_elsewhere && host.has(called.src)).then_some(called)
+}
+
+/// The same, if a peer opened it.
+pub(crate) fn published(host: &Host, entry: &Connection) -> Option<FlowKey> {
+    led_elsewhere(host, entry).filter(|called| host.peer_of(called).is_some())
 }
 
 /// Name of a tracked connection of a network behind this host that goes on with an address of this host, as the peer knows it.
@@ -240,7 +288,7 @@ pub(crate) fn note(host: &Host, entry: &Connection) {
 
 /// Forgets a connection whose entry is gone.
 pub(crate) fn forget(host: &Host, entry: &Connection) {
-    if let Some(called) = called(host, entry) {
+    if let Some(called) = led_elsewhere(host, entry).or_else(|| masqueraded(host, entry)) {
         host.translated.borrow_mut().remove(&called);
     }
 }
@@ -267,6 +315,12 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
     let passing = || entry.ends().into_iter().find(|pair| passes(host, pair));
     let pair = masqueraded.or_else(passing);
     let pair = pair.or_else(|| published(host, entry))?;
+    let behind = masqueraded.map(|_| entry.original.source());
+    Some(forwarded(entry, pair, host.peer_of(&pair)?, behind))
+}
+
+/// A tracked connection that this host forwards, by the name that a peer has for it.
+fn forwarded(entry: &Connection, pair: FlowKey, peer: usize, behind: Option<SocketAddr>) -> Live {
     let began = entry.original.destination() == pair.destination();
     let in_order = |[first, second]: [u64; 2]| match began {
         true => (first, second),
@@ -276,10 +330,10 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
     // It shifts the windows that the far end gives.
     let (_, scale) = in_order(entry.window_scales.map(u64::from));
     let state = entry.tcp_state.unwrap_or(CT_ESTABLISHED);
-    Some(Live {
+    Live {
         pair,
-        behind: masqueraded.map(|_| entry.original.source()),
-        peer: host.peer_of(&pair)?,
+        behind,
+        peer,
         socket: name(entry),
         uid: None,
         inode: 0,
@@ -295,7 +349,7 @@ pub(crate) fn passing(host: &Host, entry: &Connection) -> Option<Live> {
             ..TcpCounts::default()
         },
         mark: entry.mark,
-    })
+    }
 }
 
 /// All connections that pass this host.
@@ -313,8 +367,11 @@ pub(crate) async fn all_passing(kernel: &Kernel) -> Result<Vec<Live>, Error> {
 pub(crate) async fn passing_of(kernel: &Kernel, pairs: &[FlowKey]) -> Result<Vec<Live>, Error> {
     let mut found = Vec::new();
     let host = kernel.host();
-    let may_pass =
-        |pair: &&FlowKey| passes(host, pair) || host.translated.borrow().contains_key(pair);
+    // A peer may call one so that the nat table leads elsewhere, and that nobody has looked at yet.
+    let may_pass = |pair: &&FlowKey| {
+        let is_translated = || host.translated.borrow().contains_key(pair);
+        passes(host, pair) || is_translated() || host.matched().contains_key(pair)
+    };
     for pair in pairs.iter().filter(may_pass) {
         let entry = kernel.conntrack()?.get(pair).await?;
         let entry = entry.filter(|entry| !is_foreign(host, entry, pair));

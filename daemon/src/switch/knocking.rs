@@ -33,16 +33,23 @@ const TOLD_WITHIN: Duration = Duration::from_millis(1500);
 const SOLICIT_EVERY: Duration = Duration::from_millis(600);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Has the nat table translate these connections whatever their numbers are. Otherwise it does not if those are old or far.
+async fn loosen(daemon: &Daemon, pairs: impl Iterator<Item = &FlowKey>) -> anyhow::Result<()> {
+    let translated = |pair: &&FlowKey| daemon.host.translated.borrow().contains_key(pair);
+    for pair in pairs.filter(translated) {
+        daemon.kernel.conntrack()?.loosen(pair).await?;
+    }
+    Ok(())
+}
+
 /// Numbers and windows of connections that are on bumps, as far as the data path knows or the kernel says.
 pub(crate) async fn numbers_of(
     daemon: &Daemon,
     pairs: &[FlowKey],
 ) -> anyhow::Result<BTreeMap<FlowKey, Standing>> {
-    let translated = |pair: &&FlowKey| daemon.host.translated.borrow().contains_key(pair);
-    for pair in pairs.iter().filter(translated) {
-        // The connection goes on while it is knocked for, and the nat table translates nothing whose numbers are old.
-        daemon.kernel.conntrack()?.loosen(pair).await?;
-    }
+    // The connection goes on while it is knocked for.
+    loosen(daemon, pairs.iter()).await?;
     let begin = Instant::now();
     let mut solicited: Option<Instant> = None;
     let bumps: Vec<BumpId> = {
@@ -127,6 +134,7 @@ pub(crate) async fn stands_of(
     pairs: &BTreeSet<FlowKey>,
 ) -> anyhow::Result<BTreeMap<FlowKey, Stand>> {
     let mut found = BTreeMap::new();
+    loosen(daemon, pairs.iter()).await?;
     let conns = pairs.iter().map(|pair| (*pair, ()));
     let ears = ears_of(conns, |is_v4, conns| {
         let ports = conns.iter().map(|(pair, ())| (pair.sport, pair.dport));

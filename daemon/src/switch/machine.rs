@@ -312,7 +312,11 @@ impl Machine for Daemon {
             };
             (found.key, carrying)
         };
-        Ok(found.map(carrying).collect())
+        let mut carrying: BTreeMap<FlowKey, Carrying> = found.map(carrying).collect();
+        let rest = { pairs.iter() }.filter(|pair| !carrying.contains_key(pair));
+        let rest = connections::carried_elsewhere(&self.kernel, rest.copied()).await?;
+        carrying.extend(rest);
+        Ok(carrying)
     }
 
     async fn addresses_of(&self, peer: usize) -> anyhow::Result<BTreeSet<IpAddr>> {

@@ -1,13 +1,20 @@
 //! Services in containers of the server, which its nat table leads to: on bumps as others are.
 
-use anyhow::Result;
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::docker::{self, PORT};
+use netns_tests::homes::{self, Homes};
 use netns_tests::topology::server;
-use netns_tests::traffic::{SETTLED, Talk};
+use netns_tests::traffic::{SETTLED, Talk, connect_translated};
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 use socket2::{Domain, Socket, Type};
+
+/// Port that connections of both laptops come from.
+const FROM: u16 = 40_000;
 
 /// A connection to the container, on which both talk without end.
 fn talk(net: &Net, container: &dibs_netns::Host) -> Result<Talk> {
@@ -83,6 +90,43 @@ fn a_live_connection_to_a_container_moves_and_docker_restarts_meanwhile() {
                 talk.advance(SETTLED)?;
             }
             talk.finish()
+        })
+    });
+}
+
+/// The server knows the laptop by its router, and the container by its nat table: either end finds the connection.
+#[test]
+fn live_connections_through_routers_to_a_container_move_by_either_end() {
+    isolated(|| {
+        Homes::run(|net| {
+            let container = net.container()?;
+            let mut talks = Vec::new();
+            for laptop in &net.laptops {
+                let ends = [SocketAddr::from(([172, 17, 0, 2], 80)), homes::server(PORT)];
+                let conn = connect_translated(geteuid(), FROM, &laptop.host, &container, ends)?;
+                talks.push(Talk::over(&laptop.host, &container, conn)?);
+            }
+            let advance = || talks.iter().try_for_each(|talk| talk.advance(SETTLED));
+            advance()?;
+            for by_server in [false, true, true] {
+                for bump in ["seal", "plain"] {
+                    match by_server {
+                        true => net.b.put_on(bump, "--sport", PORT)?,
+                        false => { net.laptops.iter() }
+                            .try_for_each(|laptop| laptop.put_on(bump, "--dport", PORT))?,
+                    }
+                    let on = net.b.bumps(PORT)?;
+                    ensure!(on == [bump; 2], "{on:?}");
+                    advance()?;
+                    if bump == "seal" {
+                        net.b.stop(Signal::SIGKILL)?;
+                        net.b.start()?;
+                        advance()?;
+                        net.b.wait_until_joined(2)?;
+                    }
+                }
+            }
+            talks.into_iter().try_for_each(Talk::finish)
         })
     });
 }
