@@ -3,26 +3,31 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::PrivateKey;
 use dibs_core::bump::SCRAMBLE;
 use dibs_netns::Host;
 use dibs_switch::conns::Socket;
-use dibs_switch::messages::{Body, MAX_ENTRIES, Message, Named};
+use dibs_switch::messages::{Body, MAX_ENTRIES, MAX_SOUGHT, Message, Named, Outcome};
 use dibs_wire::FlowKey;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::hostile::HostilePeer;
+use netns_tests::routed::exchange;
+use netns_tests::traffic::connect;
 use netns_tests::{Net, Setup, isolated};
 
+/// Network of the guests.
+const LAN: &str = "10.0.3";
 /// Messages of a peer that a daemon has not dealt with, at most.
 const PLACES: usize = 256;
 /// Those of another peer that may be answered first: some, for they take turns, and far fewer than wait.
 const FEW: usize = PLACES / 4;
 
-/// Makes the daemon of `a` know two peers more, which are the test's own, and starts both daemons.
-fn with_guests(net: &mut Net) -> Result<(Host, [HostilePeer; 2])> {
+/// Makes the daemon of `a` know two peers more, which are the test's own and have addresses of this network, and starts both daemons.
+/// Both are at `10.0.3.3`.
+fn with_guests(net: &mut Net, network: &str) -> Result<(Host, [HostilePeer; 2])> {
     let host = net.intruder()?;
     let file = net.a.directory().join("dibsd.toml");
     let mut config = std::fs::read_to_string(file)?;
@@ -31,7 +36,7 @@ fn with_guests(net: &mut Net) -> Result<(Host, [HostilePeer; 2])> {
     for (key, (name, number)) in keys.iter().zip([("many", 3), ("few", 4)]) {
         let public = key.public();
         config.push_str(&format!(
-            "\n[[peer]]\nname = \"{name}\"\npublic_key = \"{public}\"\naddresses = [\"10.0.3.{number}/32\"]\n"
+            "\n[[peer]]\nname = \"{name}\"\npublic_key = \"{public}\"\naddresses = [\"{network}.{number}/32\"]\n"
         ));
     }
     net.a.configure(&config)?;
@@ -103,7 +108,7 @@ fn there_and_back(net: &Net, how: &str) -> Result<()> {
 fn a_peer_that_asks_without_end_holds_up_no_other() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
-            let (host, [mut many, mut few]) = with_guests(net)?;
+            let (host, [mut many, mut few]) = with_guests(net, LAN)?;
             let talk = net.talk(7000)?;
             let mut request = 0;
             let mut answered = 0;
@@ -170,28 +175,107 @@ fn a_peer_that_asks_without_end_holds_up_no_other() {
 fn questions_about_nothing_are_answered_with_nothing() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
-            let (_host, [mut peer, _]) = with_guests(net)?;
+            let (_host, [mut peer, _]) = with_guests(net, LAN)?;
+            let nothing = |body| (body, Vec::new());
+            let bump = SCRAMBLE;
+            let conns = Vec::new();
             let questions = [
-                Body::Match(Vec::new()),
-                Body::Knock(Vec::new()),
-                Body::Confirm {
-                    bump: SCRAMBLE,
-                    conns: Vec::new(),
-                },
+                nothing(Body::Match(Vec::new())),
+                nothing(Body::Knock(Vec::new())),
+                nothing(Body::Confirm { bump, conns }),
+                // The answer is of all ports together.
+                (Body::Seek(Vec::new()), vec![(Outcome::NoConnection, 0)]),
             ];
-            for (request, body) in (1..).zip(questions) {
+            for (request, (body, answer)) in (1..).zip(questions) {
                 let question = Message { request, body };
                 ensure!(peer.say(&question.encode())?, "no room for one question");
-                let answer = Message {
-                    request,
-                    body: Body::Answer(Vec::new()),
-                };
+                let body = Body::Answer(answer);
+                let answer = Message { request, body };
                 wait(&format!("an answer to {question:?}"), || {
                     let worked = peer.work().is_ok();
                     worked && peer.heard().contains(&answer.encode())
                 })?;
             }
             net.a.ctl(&["status"]).map(drop)
+        })
+    });
+}
+
+/// The guest has a connection, so there is something to show; it never says whether it saw it. Nothing is shown twice at once.
+#[test]
+fn a_peer_that_seeks_without_end_is_shown_a_connection_once() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let (host, [mut many, _]) = with_guests(net, LAN)?;
+            let mut own = connect(&net.a.host, &host, "10.0.3.3:7001".parse()?)?;
+            let talk = net.talk(7000)?;
+            let seek = |request| {
+                let body = Body::Seek((0..MAX_SOUGHT as u16).map(|n| 7001 + n).collect());
+                Message { request, body }.encode()
+            };
+            let (mut request, mut shown, mut answers) = (1, 0, 0);
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_secs(3) {
+                while many.say(&seek(request))? {
+                    request += 1;
+                }
+                many.work()?;
+                let heard = many.heard();
+                for message in heard.iter().filter_map(|bytes| Message::decode(bytes).ok()) {
+                    match message.body {
+                        Body::Match(_) => shown += 1,
+                        Body::Answer(_) => answers += 1,
+                        _ => {}
+                    }
+                }
+            }
+            println!("{request} questions, {answers} answers, {shown} times shown");
+            ensure!(answers > PLACES, "{answers} answers to {request} questions");
+            // What is not answered is asked again.
+            ensure!((1..=8).contains(&shown), "shown {shown} times");
+            exchange(&mut own, 100_000)?;
+            there_and_back(net, "after the flood")?;
+            talk.finish()
+        })
+    });
+}
+
+/// Both guests could have the connection of the router's address. One says that it is about to show more than there can be.
+#[test]
+fn a_peer_that_shows_less_than_it_says_holds_up_nobody_for_long() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let (host, mut guests) = with_guests(net, "10.0.4")?;
+            let mut conn = connect(&host, &net.a.host, "10.0.3.1:7001".parse()?)?;
+            let done = AtomicBool::new(false);
+            let said = std::thread::scope(|scope| -> Result<String> {
+                let asking = scope.spawn(|| {
+                    let said = net
+                        .a
+                        .refused(&["enable", "--sport", "7001", "--bump", "scramble"]);
+                    done.store(true, Ordering::Relaxed);
+                    said
+                });
+                let mut sought = [0; 2];
+                while !done.load(Ordering::Relaxed) {
+                    for (guest, sought) in guests.iter_mut().zip(&mut sought) {
+                        guest.work()?;
+                        let heard = guest.heard();
+                        let asked = heard.iter().filter_map(|bytes| Message::decode(bytes).ok());
+                        for Message { request, .. } in
+                            asked.filter(|asked| asked.body == Body::Seek(vec![7001]))
+                        {
+                            *sought += 1;
+                            let body = Body::Answer(vec![(Outcome::Done, u64::MAX)]);
+                            guest.say(&Message { request, body }.encode())?;
+                        }
+                    }
+                }
+                ensure!(sought == [1; 2], "asked {sought:?} times");
+                asking.join().expect("it does not panic")
+            })?;
+            ensure!(said.contains("the peer does not know them"), "{said}");
+            exchange(&mut conn, 100_000)
         })
     });
 }
