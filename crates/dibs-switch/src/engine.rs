@@ -460,6 +460,8 @@ pub trait Machine {
     fn end_drains(&self, pair: &FlowKey);
     /// Has this host's kernel tell the peer's where a connection stands that has just come to a bump.
     fn solicit(&self, pair: &FlowKey, bump: Option<BumpId>);
+    /// Tells the data path that a connection may come to a bump from plain: what is known of an earlier time there says nothing any more.
+    fn expect(&self, pair: &FlowKey, bump: BumpId);
     /// Tells paths what connections sent in plain that come from there.
     fn expect_rates(&self, lives: &[Self::Live]);
 

@@ -22,6 +22,8 @@ pub struct Place {
     followed: Option<BumpId>,
     /// Time at which plain carried it, as far as that is known.
     plain: Option<Time>,
+    /// Bump to which what comes by it may bring it from plain at any time, as the data path was told.
+    expected: Option<BumpId>,
 }
 
 /// Mark that we gave a connection last, or took up from another program.
@@ -96,6 +98,18 @@ impl Place {
         self.written.map_or(self.followed, |mark| mark.bump)
     }
 
+    /// Notes that the data path was told that it may come to this bump from plain.
+    pub(crate) fn expect(&mut self, bump: BumpId) {
+        self.expected = Some(bump);
+    }
+
+    /// The bump that its mark said until now. One that it was expected on: it may be there.
+    pub(crate) fn was_before(&self, bump: Option<BumpId>) -> Option<BumpId> {
+        { self.expected }
+            .filter(|expected| bump == Some(*expected))
+            .or(self.was())
+    }
+
     /// Moves it to this mark. True if the mark has OVERRIDE.
     pub(crate) fn move_to_mark(&mut self, mark: &Mark, now: Time) -> bool {
         let bump = mark.bump;
@@ -135,6 +149,7 @@ impl Place {
         left: Option<Time>,
         held: Option<Time>,
     ) {
+        self.expected = None;
         self.written = Some(Written {
             bump,
             chosen,
@@ -218,5 +233,6 @@ impl Place {
     /// Forgets that, but not what the kernel says.
     pub(crate) fn forget(&mut self) {
         (self.handed, self.written, self.plain) = (None, None, None);
+        self.expected = None;
     }
 }

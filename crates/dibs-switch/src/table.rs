@@ -118,7 +118,7 @@ impl Conn {
     /// Moves the record to this mark; returns what it says then.
     pub fn move_to_mark(&mut self, mark: &Mark, now: Time) -> NewMark {
         NewMark {
-            was: self.place.was(),
+            was: self.place.was_before(mark.bump),
             locked: mark.bump.is_some() && self.lock.locked() == mark.bump,
             chosen: self.place.move_to_mark(mark, now),
         }

@@ -439,6 +439,11 @@ impl Machine for Daemon {
         }
     }
 
+    fn expect(&self, pair: &FlowKey, bump: BumpId) {
+        // Without the data path nothing comes there.
+        let _ = self.driver.enter(bump, *pair, None);
+    }
+
     fn expect_rates(&self, lives: &[Live]) {
         marking::expect_rates(self, lives.iter());
     }

@@ -166,6 +166,30 @@ fn the_server_begins_with_what_routers_translate() {
     });
 }
 
+/// A server that acknowledged in plain what the laptop sent by the bump already would be answered by the laptop's router with a reset.
+#[test]
+fn busy_connections_go_there_and_back_by_the_server() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut talks = Vec::new();
+            for n in 0..4 {
+                let (laptop, from) = (n % 2, FROM + n as u16);
+                let ends = net.connect(laptop, from, 7000)?;
+                talks.push(Talk::over(&net.laptops[laptop].host, &net.b.host, ends)?);
+            }
+            for round in 0..10 {
+                for bump in ["seal", "plain"] {
+                    let advance = |talk: &Talk| talk.advance(64 << 10);
+                    let moved = net.b.put_on(bump, "--sport", 7000);
+                    let moved = moved.and_then(|()| talks.iter().try_for_each(advance));
+                    moved.with_context(|| format!("round {round}, to {bump}"))?;
+                }
+            }
+            talks.into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
 /// A device behind the laptop's router has the laptop's address there. Rules of the server mean the laptop's connections that are
 /// on a bump, and nothing else.
 #[test]

@@ -507,6 +507,10 @@ impl Machine for Host {
         }
     }
 
+    fn expect(&self, pair: &FlowKey, bump: BumpId) {
+        self.command(Command::Enter(*pair, bump, None));
+    }
+
     fn expect_rates(&self, _: &[Live]) {}
 
     async fn ask(&self, _: usize, body: Body) -> Result<Vec<(Outcome, u64)>, Unanswered> {

@@ -1,5 +1,6 @@
 //! Questions to a peer about many connections at once, and moves that it has a part in.
 
+use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +27,7 @@ pub type Move<M> = (<M as Machine>::Live, Negotiation);
 /// choices, and why.
 pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) -> Failed<M> {
     let mut failed = Failed::<M>::new();
+    let mut loosened = BTreeSet::new();
     while let Some(step) = moves.iter().map(|(_, asked)| asked.next()).min() {
         let turn = |(_, asked): &&mut Move<M>| asked.next() == step;
         let mut turn: Vec<&mut Move<M>> = moves.iter_mut().filter(turn).collect();
@@ -52,6 +54,10 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
             Step::Save => save_versions(m, &mut turn),
             Step::Ask { ready } => {
                 let switch = Switch { ready, ..switch };
+                if let Some(bump) = switch.bump.filter(|bump| !m.is_outside(Some(*bump))) {
+                    let lives: Vec<M::Live> = turn.iter().map(|(live, _)| *live).collect();
+                    loosened.extend(loosen(m, &lives, bump).await);
+                }
                 ask_for_part(m, peer, &mut turn, switch).await;
             }
             Step::Drain => {
@@ -104,7 +110,32 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
         let same = turn.into_iter().filter(|(_, asked)| asked.next() == step);
         same.for_each(|(_, asked)| asked.handle_done());
     }
+    let is_in_force = |(_, asked): &&Move<M>| asked.conclusion() == Some(Conclusion::InForce);
+    for (live, _) in moves.iter().filter(is_in_force) {
+        loosened.remove(&live.pair());
+    }
+    if !loosened.is_empty() {
+        warn_of(m, &m.mark_choices(&Vec::from_iter(loosened)).await);
+    }
     failed
+}
+
+/// Lets connections in plain follow what comes by a bump, those that were chosen to be in plain as well: the peer goes there first. A router that
+/// translates answers with a reset what acknowledges in plain what it has not seen. Returns those that were chosen to be there.
+async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowKey> {
+    let plain = lives.iter().filter(|live| stands_on(m, live).is_none());
+    let plain: Vec<FlowKey> = plain.map(|live| live.pair()).collect();
+    plain.iter().for_each(|pair| m.expect(pair, bump));
+    let mut chosen = Vec::new();
+    let marks = || {
+        let is_chosen = |pair: &&FlowKey| m.conns(|conns| conns.get(pair).place.is_chosen(None));
+        chosen.extend(plain.iter().filter(is_chosen));
+        let marks = chosen.iter();
+        marks.map(|pair| Mark::moved(*pair, None)).collect()
+    };
+    warn_of(m, &m.mark(marks).await);
+    m.conns(|conns| conns.update_each(&plain, |conn| conn.place.expect(bump)));
+    chosen
 }
 
 fn save_versions<M: Machine>(m: &M, moves: &mut [&mut Move<M>]) {
