@@ -210,7 +210,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - Another program chose the bump that a connection had by no choice, while its peer was asked about another one, and nobody took that
 ///   up (67220).
 /// - A host had begun anew and called a connection by the address that it lends its peer, which refused that; the peer had nothing to
-///   say, and what it was asked to say was lost (1099511811954, 1099511662774).
+///   say, and what it was asked to say was lost (1099511811954, 1099511662774). Its daemon refused what was said of it by that address
+///   (1099511807359, 1099511725330, 1099511927807).
 /// - A server had not heard the end of a handshake in plain, and said its answer again by the bump: its connection was taken for one that
 ///   began there, so nobody compared numbers that a firewall changed (2199023407174, 2199023414656, 2199023323884).
 /// - A connection followed a rule of the peer as its first move, and was taken for one that had been on that bump before: so its numbers
@@ -229,14 +230,14 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A connection whose SYN had gone by a bump was to begin in plain, as the peer did not answer. The answer came by the bump, was taken
 ///   for a straggler, and plain did not know the connection that followed (211380).
 /// - A late urgent pointer was looked for among those of the latest connection of its ends, which had another name (1099511681430).
-///   say, and what it was asked to say was lost (1099511811954, 1099511662774). Its daemon refused what was said of it by that address
-///   (1099511807359, 1099511725330, 1099511927807).
 /// - A host agreed to follow a rule, then its own rule moved the connection, and the first word came last: it was locked to one end
 ///   (1099511671877).
 /// - A daemon died asking, and its peer had agreed. The next one had no session, and gave the same version to the user's next choice
 ///   (1099511803833).
 /// - The simulated kernel had a connection follow a late packet of an earlier one of the same ends, which conntrack takes for invalid
 ///   (2199023412444).
+/// - A firewall changed numbers, and a knock for a rule that had ended took longer than the attempt to take the connection back to plain
+///   (2199024762116).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -287,6 +288,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_671_877,
         2_199_023_412_444,
         1_099_511_803_833,
+        2_199_024_762_116,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

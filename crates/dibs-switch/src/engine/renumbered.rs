@@ -21,12 +21,12 @@ enum Came {
     Left,
     /// On it, because a rule requires that or the peer does not follow.
     Stays,
-    /// On it, because the peer does not answer.
-    Unanswered,
+    /// On it, because the peer does not answer, or a move that takes long is in the way.
+    Waits,
 }
 
 /// Takes a connection that the data path found to be renumbered back to plain, if it is still there: it gets on by no bump, however
-/// long its peer does not answer. Returns the connection, and true if it is on that bump no more.
+/// long its peer does not answer or another move takes. Returns the connection, and true if it is on that bump no more.
 ///
 /// # Errors
 /// The system cannot.
@@ -39,7 +39,7 @@ pub async fn leave<M: Machine>(
         return Ok(None);
     };
     let mut came = attempt(m, bump, &live).await?;
-    while came == Came::Unanswered {
+    while came == Came::Waits {
         let known = m.find(&[pair]).await?;
         let is_live = |known: &M::Live| known.meant() == live.meant() && !known.is_over();
         if !known.get(&pair).is_some_and(is_live) {
@@ -82,7 +82,7 @@ async fn attempt<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<Came
         false => MOVED_WITHIN / 4,
     };
     let end = m.now() + MOVED_WITHIN;
-    let mut stays = Came::Stays;
+    let mut stays = Came::Waits;
     loop {
         while !is_settled() && m.now() < end {
             m.sleep(LOOK_EVERY).await;
@@ -90,7 +90,10 @@ async fn attempt<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<Came
         if !is_there() {
             return Ok(Came::Left);
         }
-        if is_required() || m.now() >= end {
+        if is_required() {
+            return Ok(Came::Stays);
+        }
+        if m.now() >= end {
             return Ok(stays);
         }
         let plain = Goal {
@@ -100,7 +103,7 @@ async fn attempt<M: Machine>(m: &M, bump: BumpId, live: &M::Live) -> Result<Came
         let outcomes = choices::choose(m, &[*live], plain, |_, _| {}).await?;
         let is_unanswered = |(_, came): &(_, _)| matches!(came, Outcome::Answered(Err(_)));
         stays = match outcomes.iter().any(is_unanswered) {
-            true => Came::Unanswered,
+            true => Came::Waits,
             false => Came::Stays,
         };
         if is_there() {
