@@ -6,8 +6,8 @@
 //! net/netfilter/nf_conntrack_proto_tcp.c). So an end says no more than fits what it has heard of the other one, and the two go on
 //! in steps of a window until both have said all.
 //!
-//! A connection that both ends call alike is shown only once a [knock](crate::knock) for it is not heard, from where it left plain on: a
-//! firewall on the way may have lost track of it.
+//! A connection that both ends call alike is shown only once a [knock](crate::knock) for it is not heard, from where it left plain on, or
+//! once much went by the bump since the knock, from there on: a firewall on the way may have lost track of it.
 
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ const FRESH_FOR: Duration = Duration::from_secs(30);
 /// Bytes by which the first shadow acknowledges less than the kernel has. Linux's conntrack takes what is up to 66,000 bytes behind
 /// what it has seen (MAXACKWINDOW).
 const BEHIND: u32 = 64_000;
+/// Bytes that a firewall takes by which an end has gone further since it was seen: about the largest window without a scale, as
+/// kernels begin with.
+const TAKEN: u32 = 64_000;
 /// Bytes by which the other end may be ahead of what the kernel here was told, as plain is quicker than the bump.
 const AHEAD: u32 = 64 << 20;
 /// Bytes by which a late packet may be behind what was heard.
@@ -184,11 +187,14 @@ impl Shadow {
         }
     }
 
-    /// The connection left plain when this end stood so. What is known from before says less, unless something was shown since.
+    /// The connection left plain when this end stood so. What is known from before says less, unless something was shown since, or
+    /// both ends knocked.
     pub fn handle_left(&mut self, plain: Numbers) {
         let before = self.left.replace(plain);
         let is_shown = self.shown.is_some() || self.is_heard;
-        if before.is_none() && !is_shown || before.is_some_and(|before| before != plain) {
+        if before.is_none() && !is_shown && self.is_news(plain.reversed())
+            || before.is_some_and(|before| before != plain)
+        {
             (self.shown, self.is_heard) = (None, false);
             self.heard = Some(plain.reversed());
         }
@@ -211,12 +217,27 @@ impl Shadow {
 
     /// Both ends knocked, and this one heard the other: routers know these numbers of it.
     pub fn handle_knocked(&mut self, theirs: Numbers) {
-        let is_later = |heard: Numbers| {
-            theirs.given.is_after(heard.given) || theirs.acked.is_after(heard.acked)
-        };
-        if self.heard.is_none_or(is_later) {
+        if self.is_news(theirs) {
             self.heard = Some(theirs);
         }
+    }
+
+    /// True if these numbers of the other end are later than those that routers are known to have.
+    fn is_news(&self, theirs: Numbers) -> bool {
+        self.heard.is_none_or(|heard| {
+            theirs.given.is_after(heard.given) || theirs.acked.is_after(heard.acked)
+        })
+    }
+
+    /// True if so much went by the bump since routers were seen to know both ends that they may take no word of an end any more that has
+    /// sent up to `sent_end`, and acknowledged up to `acked`.
+    pub fn is_outrun(&self, (sent_end, acked): (SeqNumber, SeqNumber)) -> bool {
+        let is_far = |number: SeqNumber, seen: SeqNumber| {
+            let bytes = number.raw().wrapping_sub(seen.raw());
+            bytes > TAKEN && bytes < BEFORE.wrapping_neg()
+        };
+        self.heard
+            .is_some_and(|heard| is_far(sent_end, heard.acked) || is_far(acked, heard.given))
     }
 
     /// Number behind the bytes of the other end that routers have seen.
@@ -676,6 +697,36 @@ mod tests {
             assert_eq!(shadow.poll(left, SCALE, START), Some(left), "{first:?}");
             assert_eq!(shadow.is_heard(), is_heard);
         }
+    }
+
+    /// More than a window went by the bump since both ends heard the other's knock, and the firewall has seen nothing of before.
+    #[test]
+    fn a_connection_is_shown_from_where_both_ends_knocked() {
+        let at = |given: u32, acked: u32| Numbers {
+            given: SeqNumber::new(given),
+            acked: SeqNumber::new(acked),
+        };
+        let mut shadow = Shadow::new(None, START);
+        assert!(!shadow.is_outrun((SeqNumber::new(1 << 20), SeqNumber::new(5))));
+        let knocked = 100_000_000;
+        shadow.handle_knocked(at(5, knocked));
+        shadow.handle_left(at(1000, 5));
+        for (sent, acked, is_outrun) in [
+            (knocked + TAKEN, 5, false),
+            (knocked + TAKEN + 1, 5, true),
+            (knocked, TAKEN + 6, true),
+            (knocked + (3 << 30), 5, true),
+            (knocked - 1000, 5, false),
+        ] {
+            let stands = (SeqNumber::new(sent), SeqNumber::new(acked));
+            assert_eq!(shadow.is_outrun(stands), is_outrun, "{sent} {acked}");
+        }
+        let stands = at(knocked + (1 << 20), 5);
+        assert_eq!(shadow.poll(stands, 0, START), Some(at(knocked, 5)));
+        // It came from plain again meanwhile.
+        let left = at(knocked + (1 << 24), 7);
+        shadow.handle_left(left);
+        assert_eq!(shadow.poll(left, 0, START), Some(left));
     }
 
     #[test]

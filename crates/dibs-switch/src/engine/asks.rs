@@ -44,8 +44,11 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
                 if switch.needs_plain() {
                     let bumped = { turn.iter().map(|(live, _)| live) }
                         .filter(|live| !m.is_outside(stands_on(m, live)));
-                    let pairs = bumped.map(|live| live.pair());
-                    active.extend(pairs.filter(|pair| shadows::is_shown(m, pair)));
+                    let bumped: Vec<FlowKey> = bumped.map(|live| live.pair()).collect();
+                    active.extend(shadows::outrun(m, &bumped).await);
+                    let shown = bumped.iter().filter(|pair| shadows::is_shown(m, pair));
+                    active.extend(shown);
+                    shadows::listen(m, bumped.into_iter().filter(|pair| active.contains(pair)));
                 }
                 for (live, asked) in &mut turn {
                     asked.handle_look(active.contains(&live.pair()));
