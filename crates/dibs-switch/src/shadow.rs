@@ -91,6 +91,19 @@ impl Numbers {
         sent_end.raw().wrapping_sub(self.given.raw()) <= window(scale)
     }
 
+    /// These numbers, or what an end had `before` where that is later: routers know the latest.
+    fn or_later(self, before: Option<Self>) -> Self {
+        let Some(before) = before else {
+            return self;
+        };
+        let later =
+            |one: SeqNumber, other: SeqNumber| if other.is_after(one) { other } else { one };
+        Self {
+            given: later(self.given, before.given),
+            acked: later(self.acked, before.acked),
+        }
+    }
+
     /// Bytes of that end that went further from these numbers to `later`.
     fn bytes_to(self, later: Self) -> u32 {
         let bytes = |to: SeqNumber, from| to.distance_from(from).unsigned_abs();
@@ -202,15 +215,16 @@ impl Shadow {
 
     /// The other end was heard in plain. Numbers that it cannot have are somebody else's: each answer would be as wrong, and be answered.
     pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
-        let heard = match self.stands {
+        let (latest, heard) = match self.stands {
             Some(stands) if !is_possible(numbers, self.heard, stands) => return,
-            Some(_) => &mut self.heard,
-            None => &mut self.unchecked,
+            // A copy that comes late takes nothing back: this end would say all again from there, and the other one would answer all.
+            Some(_) => (numbers.or_later(self.heard), &mut self.heard),
+            None => (numbers, &mut self.unchecked),
         };
         self.heard_at = now;
-        // An end that repeats itself does not get on.
-        self.is_answer_due |= !self.is_heard || *heard == Some(numbers);
-        *heard = Some(numbers);
+        // An end that repeats itself, or has begun anew, does not get on.
+        self.is_answer_due |= !self.is_heard || *heard == Some(latest);
+        *heard = Some(latest);
         self.is_heard = true;
         self.repeated = 0;
     }
@@ -313,7 +327,7 @@ impl Shadow {
             && let Some(numbers) = self.unchecked.take()
         {
             match is_possible(numbers, self.heard, stands) {
-                true => self.heard = Some(numbers),
+                true => self.heard = Some(numbers.or_later(self.heard)),
                 false => self.is_heard = false,
             }
         }
@@ -639,6 +653,33 @@ mod tests {
             assert!(level.is_some_and(|at| at <= most), "{trip:?} {level:?}");
             assert!(sent.iter().sum::<u32>() <= 20, "{trip:?} {sent:?}");
         }
+    }
+
+    /// Somebody on the way doubles what he sees, and one of the two comes late: each copy had an end say all again from there, and the
+    /// other one answered each (seed 2199025001560).
+    #[test]
+    fn copies_that_come_late_are_not_answered_each() {
+        let mut ends = Ends::new();
+        ends.moved = [BASE + 5_000_000, BASE + 200];
+        let stands = [0, 1].map(|end| ends.stands(end));
+        ends.shadows.iter_mut().for_each(|shadow| shadow.ask(START));
+        let mut under_way: Vec<(u64, usize, Numbers)> = Vec::new();
+        let mut sent = 0;
+        for millis in 0..5000 {
+            let now = START + Duration::from_millis(millis);
+            let arrived = under_way.extract_if(.., |(at, ..)| *at <= millis);
+            arrived.for_each(|(_, to, numbers)| ends.shadows[to].handle_heard(numbers, now));
+            for end in [0, 1] {
+                if let Some(shown) = ends.shadows[end].poll(stands[end], 0, now) {
+                    sent += 1;
+                    let (_, seen) = Numbers::read(&shown.packet(&pair())).expect("a shadow");
+                    under_way.extend([5, 40].map(|late| (millis + late, 1 - end, seen)));
+                }
+            }
+        }
+        assert!(ends.shadows[0].is_level(stands[0].given));
+        let steps = 5_000_000 / u32::from(WINDOW);
+        assert!(sent <= 2 * steps + 20, "{sent} of {steps}");
     }
 
     /// Traffic goes on while the routers are to know all of it.

@@ -239,6 +239,7 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A firewall changed numbers, and a knock for a rule that had ended took longer than the attempt to take the connection back to plain
 ///   (2199024762116).
 /// - More than a window went by the bump between a knock and the move to plain, behind a firewall that follows numbers (2199024769347).
+/// - Shadows were doubled and came late, and each copy had both ends say again all that they had shown since (2199025001560).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -291,6 +292,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_511_803_833,
         2_199_024_762_116,
         2_199_024_769_347,
+        2_199_025_001_560,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
