@@ -431,10 +431,13 @@ impl Steering {
                     self.host.note_posted(request, sent.then_some(bytes));
                 }
                 Command::Conns => self.host.note_conns(at.node.conns()),
-                Command::Drain(pair) => {
+                Command::Drain { pair, refuses } => {
                     let scale = at.kernel.window_scale(&pair);
                     for bump in CARRIED {
                         at.node.drain(at.now, bump, pair, scale);
+                        if refuses {
+                            at.node.refuse(bump, pair);
+                        }
                     }
                 }
                 Command::EndDrain(pair) => {

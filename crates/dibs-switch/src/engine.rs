@@ -454,8 +454,9 @@ pub trait Machine {
     /// Takes the locks off that the record has released.
     async fn unlock(&self, pairs: &[FlowKey]);
     /// Waits until nothing that connections sent by bumps can be overtaken. Their kernels send nothing new until they
-    /// are marked, or [go on](Self::end_drains).
-    async fn silence(&self, lives: &[Self::Live]);
+    /// are marked, or [go on](Self::end_drains). Those that are `refusing` are given no data by bumps until then, because their peers
+    /// are silent already: a peer whose window has opened meanwhile sends it again.
+    async fn silence(&self, lives: &[Self::Live], refusing: &BTreeSet<FlowKey>);
     /// Has a connection go on that was to fall silent.
     fn end_drains(&self, pair: &FlowKey);
     /// Has this host's kernel tell the peer's where a connection stands that has just come to a bump.

@@ -28,6 +28,15 @@ use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Unanswered};
 use dibs_wire::FlowKey;
 use tokio::sync::{mpsc, oneshot};
 
+/// A connection that is to fall silent on a bump.
+pub(super) struct Drain {
+    bump: BumpId,
+    tuple: FlowKey,
+    window_scale: u8,
+    /// Its kernel is given no data by the bump from then on.
+    refuses: bool,
+}
+
 pub(super) enum Command {
     AddTun {
         bump: BumpId,
@@ -82,12 +91,7 @@ pub(super) enum Command {
         load: (u64, Vec<u8>),
         done: oneshot::Sender<bool>,
     },
-    Drain {
-        bump: BumpId,
-        tuple: FlowKey,
-        window_scale: u8,
-        done: oneshot::Sender<()>,
-    },
+    Drain(Drain, oneshot::Sender<()>),
     EndDrain {
         bump: BumpId,
         tuple: FlowKey,
@@ -321,15 +325,21 @@ impl Driver {
 
     /// Returns once nothing that a connection sent by `bump` can be overtaken any more. Its kernel
     /// sends nothing new meanwhile, and goes on after [`end_drain`](Self::end_drain), or by itself
-    /// after a moment.
-    pub async fn drain(&self, bump: BumpId, tuple: FlowKey, window_scale: u8) -> Result<(), Gone> {
-        self.ask(|done| Command::Drain {
+    /// after a moment. If it `refuses` data by the bump, the kernel is given none until then.
+    pub async fn drain(
+        &self,
+        bump: BumpId,
+        tuple: FlowKey,
+        window_scale: u8,
+        refuses: bool,
+    ) -> Result<(), Gone> {
+        let drain = Drain {
             bump,
             tuple,
             window_scale,
-            done,
-        })
-        .await
+            refuses,
+        };
+        self.ask(|done| Command::Drain(drain, done)).await
     }
 
     /// The connection leaves by another way from now on.

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use crate::data::priority::Priority;
 use crate::data::socket::{PathIo, unscoped};
 use crate::data::{
-    Command, Driver, DriverCounters, Notice, Notices, Snapshot, Teller, notice_channel,
+    Command, Drain, Driver, DriverCounters, Notice, Notices, Snapshot, Teller, notice_channel,
 };
 
 /// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
@@ -387,6 +387,16 @@ impl DataPath {
         Some(message)
     }
 
+    fn drain(&mut self, now: Time, drain: Drain, done: oneshot::Sender<()>) {
+        let Drain { bump, tuple, .. } = drain;
+        self.drains.retain(|(.., done)| !done.is_closed());
+        self.drains.push((bump, tuple, done));
+        self.node.drain(now, bump, tuple, drain.window_scale);
+        if drain.refuses {
+            self.node.refuse(bump, tuple);
+        }
+    }
+
     fn drained(&mut self, bump: BumpId, tuple: FlowKey) {
         while let Some(at) = self
             .drains
@@ -458,16 +468,7 @@ impl DataPath {
                     let _ = done.send(self.node.send_control(now, peer, &bytes));
                 }
                 Command::ControlDone { peer } => self.node.control_done(peer),
-                Command::Drain {
-                    bump,
-                    tuple,
-                    window_scale,
-                    done,
-                } => {
-                    self.drains.retain(|(.., done)| !done.is_closed());
-                    self.drains.push((bump, tuple, done));
-                    self.node.drain(now, bump, tuple, window_scale);
-                }
+                Command::Drain(drain, done) => self.drain(now, drain, done),
                 Command::EndDrain { bump, tuple } => self.node.end_drain(bump, tuple),
                 Command::Resume {
                     bump,

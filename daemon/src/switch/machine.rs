@@ -424,8 +424,8 @@ impl Machine for Daemon {
         self.events.note("unlock connections", cleared.await);
     }
 
-    async fn silence(&self, lives: &[Live]) {
-        marking::silence(self, lives.iter()).await;
+    async fn silence(&self, lives: &[Live], refusing: &BTreeSet<FlowKey>) {
+        marking::silence(self, lives.iter(), refusing).await;
     }
 
     fn end_drains(&self, pair: &FlowKey) {

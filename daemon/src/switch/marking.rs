@@ -319,13 +319,18 @@ pub(crate) fn expect_rates<'a>(daemon: &Daemon, lives: impl Iterator<Item = &'a 
 }
 
 /// Waits until nothing that connections sent by their bumps can be overtaken any more: in plain,
-/// what follows may be quicker. Their kernels send nothing new until they are [marked](mark).
-pub(crate) async fn silence(daemon: &Daemon, lives: impl Iterator<Item = &Live>) {
+/// what follows may be quicker. Their kernels send nothing new until they are [marked](mark), and take nothing more by bumps of those
+/// that are `refusing`.
+pub(crate) async fn silence(
+    daemon: &Daemon,
+    lives: impl Iterator<Item = &Live>,
+    refusing: &BTreeSet<FlowKey>,
+) {
     let drains = lives.flat_map(|live| {
-        daemon.bumps.all().iter().map(|bump| {
-            let scale = live.counts.window_scale;
-            daemon.driver.drain(bump.id, live.pair, scale)
-        })
+        let (pair, scale) = (live.pair, live.counts.window_scale);
+        let refuses = refusing.contains(&pair);
+        let bumps = daemon.bumps.all().iter();
+        bumps.map(move |bump| daemon.driver.drain(bump.id, pair, scale, refuses))
     });
     // Without the data path nothing is under way.
     let _ = futures_util::future::join_all(drains).await;

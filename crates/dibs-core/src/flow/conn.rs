@@ -309,6 +309,9 @@ pub struct Conn {
     numbers: Option<Box<Numbers>>,
     /// The local kernel is kept from sending more.
     pub clamp: Option<Box<WindowClamp>>,
+    /// The local kernel is given no data, as the connection leaves for plain before its peer: what it acknowledges there of data that
+    /// came by the bump is more than routers have seen.
+    pub refuses: bool,
     /// The latest TSval that the local kernel sent.
     tsval: Option<u32>,
     /// There was an outage, and what comes may be from before.
@@ -347,6 +350,7 @@ impl Conn {
             window: 0,
             numbers: Some(Box::default()),
             clamp: None,
+            refuses: false,
             tsval: None,
             echo_filter: None,
             last_seen: now,
@@ -577,8 +581,10 @@ impl Conn {
         if self.note_numbers(segment, self.bump) {
             entered.get_or_insert((segment.seq, segment.ack));
         }
-        if let Some(clamp) = &mut self.clamp {
-            clamp.sent(end);
+        match &mut self.clamp {
+            Some(clamp) => clamp.sent(end),
+            // It goes on here, whoever had it stay.
+            None => self.refuses = false,
         }
     }
 

@@ -233,8 +233,24 @@ impl Node {
         }
     }
 
+    /// Gives the kernel no data by this bump of a connection that leaves it for plain before its peer, which is to be silent, until
+    /// the connection [goes on](Self::end_drain) or [comes back](Self::enter). The far TCP sends again what it sends even so.
+    pub fn refuse(&mut self, bump: BumpId, tuple: FlowKey) {
+        self.set_refuses(bump, &tuple, true);
+    }
+
+    fn set_refuses(&mut self, bump: BumpId, tuple: &FlowKey, refuses: bool) {
+        if let Some(peer) = route_conn(&mut self.peers, tuple)
+            && let Some(key) = peer.flows.find(*tuple, bump)
+            && let Some(conn) = peer.flows.get_mut(key)
+        {
+            conn.refuses = refuses;
+        }
+    }
+
     /// Lets a connection go on after [`drain`](Self::drain).
     pub fn end_drain(&mut self, bump: BumpId, tuple: FlowKey) {
+        self.set_refuses(bump, &tuple, false);
         let Self { shared, peers, .. } = self;
         if let Some(peer) = route_conn(peers, &tuple)
             && let Some(key) = peer.flows.find(tuple, bump)
@@ -277,6 +293,7 @@ impl Node {
         let key = receiver.conn(&mut cx, tuple, bump);
         let conn = cx.flows.get_mut(key).expect("it was just found");
         conn.since = now;
+        conn.refuses = false;
         match fits {
             true => conn.skip_comparison(),
             false => conn.compare_anew(),

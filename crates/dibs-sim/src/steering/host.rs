@@ -37,8 +37,8 @@ pub(super) enum Command {
     Post(Option<u32>, Message),
     /// All connections are to be listed.
     Conns,
-    /// A connection is to fall silent.
-    Drain(FlowKey),
+    /// A connection is to fall silent, and takes nothing more by bumps if it `refuses` that.
+    Drain { pair: FlowKey, refuses: bool },
     /// A connection is to go on.
     EndDrain(FlowKey),
     /// A connection comes to this bump from another one, or from plain.

@@ -480,11 +480,13 @@ impl Machine for Host {
         pairs.iter().for_each(|pair| chains.set_lock(pair, None));
     }
 
-    async fn silence(&self, lives: &[Live]) {
+    async fn silence(&self, lives: &[Live], refusing: &BTreeSet<FlowKey>) {
         for live in lives {
+            let pair = live.pair();
             let leaving = &mut self.daemon().leaving;
-            leaving.entry(live.pair()).or_default().extend(CARRIED);
-            self.command(Command::Drain(live.pair()));
+            leaving.entry(pair).or_default().extend(CARRIED);
+            let refuses = refusing.contains(&pair);
+            self.command(Command::Drain { pair, refuses });
         }
         self.until(|| {
             let leaving = &self.daemon().leaving;

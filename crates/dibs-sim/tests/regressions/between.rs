@@ -240,6 +240,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   (2199024762116).
 /// - More than a window went by the bump between a knock and the move to plain, behind a firewall that follows numbers (2199024769347).
 /// - Shadows were doubled and came late, and each copy had both ends say again all that they had shown since (2199025001560).
+/// - A host took long to fall silent by what it knew of its paths, and its peer's window opened meanwhile: what that sent by the bump was
+///   acknowledged in plain, by a kernel that had left (2199023901054).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -293,6 +295,7 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_024_762_116,
         2_199_024_769_347,
         2_199_025_001_560,
+        2_199_023_901_054,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -65,7 +65,8 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
             }
             Step::Drain => {
                 let lives: Vec<M::Live> = turn.iter().map(|(live, _)| *live).collect();
-                let behind = shadows::silence(m, &lives, turn[0].1.attempts()).await;
+                let behind =
+                    shadows::silence(m, &lives, turn[0].1.attempts(), switch.needs_plain()).await;
                 if switch.needs_plain() {
                     keep_behind(m, &mut turn, &behind);
                 }

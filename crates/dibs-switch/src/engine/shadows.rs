@@ -247,13 +247,16 @@ fn show_parting<M: Machine>(m: &M, conns: BTreeMap<FlowKey, Standing>) -> Result
 
 /// Has connections fall silent that are about to go to plain, and waits until the peer has shown there that it has all that they
 /// have sent: then routers on the way have seen it, too. Returns those that are [`behind`] even so, after so many `attempts` before
-/// this one.
+/// this one. Those that are shown take nothing more by their bumps if they are `leading`: their peers are silent already.
 pub(super) async fn silence<M: Machine>(
     m: &M,
     lives: &[M::Live],
     attempts: u32,
+    leading: bool,
 ) -> BTreeSet<FlowKey> {
-    m.silence(lives).await;
+    let leading = lives.iter().filter(|_| leading).map(|live| live.pair());
+    let refusing = leading.filter(|pair| is_shown(m, pair)).collect();
+    m.silence(lives, &refusing).await;
     let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair()).collect();
     let outrun = outrun(m, &pairs).await;
     ask(m, pairs.iter().copied());

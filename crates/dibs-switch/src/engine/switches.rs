@@ -121,7 +121,7 @@ async fn carry_out<M: Machine>(
             Step::Drain => {
                 m.tell(News::Follows(switch));
                 if is_outside {
-                    let behind = shadows::silence(m, &meant, 0).await;
+                    let behind = shadows::silence(m, &meant, 0, false).await;
                     // Asked to follow, it does: the peer has left.
                     if switch.ready && switch.needs_plain() {
                         keep_back(m, &mut moving, &behind);

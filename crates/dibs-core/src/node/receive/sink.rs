@@ -2,7 +2,7 @@
 
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::{self, TcpFields};
-use dibs_wire::packet::FlowKey;
+use dibs_wire::packet::{FlowKey, flags};
 use smallvec::SmallVec;
 
 use crate::buffer::Pool;
@@ -48,6 +48,8 @@ pub(super) fn incoming<'a>(
         base: *base,
         floor,
         clamp: conn.clamp.as_deref_mut(),
+        refuses: conn.refuses,
+        is_refused: false,
         top,
         received: &mut conn.stats.bytes_received,
         last: 0,
@@ -70,6 +72,10 @@ pub(super) struct ConnSink<'a> {
     base: SeqNumber,
     floor: &'a mut TsvalFloor,
     clamp: Option<&'a mut WindowClamp>,
+    /// The kernel is given no data.
+    refuses: bool,
+    /// It is not given the last piece.
+    is_refused: bool,
     top: &'a mut u64,
     received: &'a mut u64,
     last: u64,
@@ -78,7 +84,10 @@ pub(super) struct ConnSink<'a> {
 impl Sink for ConnSink<'_> {
     fn room(&mut self, offset: u64, tcp: &TcpFields<'_>, len: usize) -> &mut [u8] {
         self.last = len as u64;
-        *self.top = (*self.top).max(offset + len as u64);
+        self.is_refused = self.refuses && tcp.flags & flags::RST == 0;
+        if !self.is_refused {
+            *self.top = (*self.top).max(offset + len as u64);
+        }
         let seq = self
             .base
             .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
@@ -112,7 +121,10 @@ impl Sink for ConnSink<'_> {
     }
 
     fn commit(&mut self) {
-        *self.received += self.last;
+        match self.is_refused {
+            true => self.retract(),
+            false => *self.received += self.last,
+        }
     }
 
     fn retract(&mut self) {

@@ -137,6 +137,9 @@ impl Receiver {
         }
         conn.last_seen = cx.now;
         conn.by_path.entry(path).received += bytes.len() as u64;
+        if conn.refuses {
+            cx.shared.count(Counter::SilenceBroken);
+        }
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         if let Some(seq) = base {
             let segment = (seq, &chunk.tcp);

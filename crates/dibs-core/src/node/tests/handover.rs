@@ -249,6 +249,44 @@ fn a_kernel_that_gets_a_window_in_plain_is_not_carried_on() {
     assert_eq!(broken(&pair), 1);
 }
 
+/// The window of a far end that waits opens after a while. What it sends then by the bump the kernel here, which has left for plain by
+/// then, would acknowledge there.
+#[test]
+fn a_kernel_that_leaves_first_is_given_no_data() {
+    let mut pair = Pair::connected();
+    let data = text(50_000);
+    pair.send(1, 1, &data, 0, 1);
+    pair.send_ack(0, 50_001);
+    pair.run(Duration::from_millis(100));
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), 7);
+    pair.nodes[0].refuse(BUMP, tuple(0));
+    let before = pair.stream(0).len();
+    // Also once its own window has opened.
+    for wait in [20, 2000] {
+        pair.send(1, 50_001, &data, flags::FIN, 2);
+        pair.run(Duration::from_millis(wait));
+        assert_eq!(pair.stream(0).len(), before);
+    }
+    let last = segment(pair.injected[0].last().unwrap());
+    assert!(!last.has(flags::FIN));
+    assert!(pair.nodes[0].counters().get(Counter::SilenceBroken) > 0);
+    // It stays there after all, or comes back, or its kernel goes on there by itself.
+    for (part, goes_on) in (0..3).zip([
+        |pair: &mut Pair| pair.nodes[0].end_drain(BUMP, tuple(0)),
+        |pair: &mut Pair| pair.nodes[0].enter(pair.now, BUMP, tuple(0), None),
+        |pair: &mut Pair| pair.send_ack(0, 50_001),
+    ]) {
+        pair.nodes[0].refuse(BUMP, tuple(0));
+        goes_on(&mut pair);
+        let seq = 50_001 + part * data.len() as u32;
+        pair.send(1, seq, &data, 0, 3 + part);
+        pair.run(Duration::from_millis(100));
+        let all = before + (part as usize + 1) * data.len();
+        assert_eq!(pair.stream(0).len(), all, "{part}");
+    }
+}
+
 #[test]
 fn a_connection_goes_on_at_the_rate_that_it_came_with() {
     const BYTES: usize = 40_000;
