@@ -242,6 +242,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - Shadows were doubled and came late, and each copy had both ends say again all that they had shown since (2199025001560).
 /// - A host took long to fall silent by what it knew of its paths, and its peer's window opened meanwhile: what that sent by the bump was
 ///   acknowledged in plain, by a kernel that had left (2199023901054).
+/// - A host that was to take a renumbered connection back knocked for a rule that was gone, for as long as it would have tried to
+///   (2199040001598).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -296,6 +298,7 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_024_769_347,
         2_199_025_001_560,
         2_199_023_901_054,
+        2_199_040_001_598,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
