@@ -5,7 +5,7 @@
 //! window reaches decides nothing by itself. Each end has, at some time, just what the other one sent before it came to the bump:
 //! where that is seen the numbers fit. They differ if that is not seen although data has come by the bump for so long that TCP sent
 //! it again, the peer's kernel still speaks, and neither has got on. Only the end that the data comes to can tell: on a slow way
-//! it is long under way. A kernel that acknowledges more than the other one has ever sent says as much as data.
+//! it is long under way.
 
 use std::mem;
 use std::time::Duration;
@@ -41,31 +41,6 @@ pub enum Compared {
     Ask,
 }
 
-/// Number behind all that a kernel has sent, as far as is known.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sent {
-    end: Option<SeqNumber>,
-    /// True if no more was sent, by whichever way: a bare acknowledgement says how far its kernel is (RFC 9293, SND.NXT).
-    is_all: bool,
-}
-
-impl Sent {
-    fn note(&mut self, end: SeqNumber, is_bare: bool) {
-        if self.end.is_none_or(|known| end.is_after(known)) {
-            self.end = Some(end);
-        }
-        self.is_all |= is_bare;
-    }
-
-    /// True if `acked` is more than that.
-    fn is_exceeded_by(self, acked: Option<SeqNumber>) -> bool {
-        let ahead = acked
-            .zip(self.end)
-            .map(|(acked, end)| acked.distance_from(end));
-        self.is_all && ahead.is_some_and(|ahead| i64::from(ahead) > i64::from(NEAR))
-    }
-}
-
 /// Numbers of both kernels since a connection came to a bump.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Numbers {
@@ -73,8 +48,6 @@ pub struct Numbers {
     sent_end: Option<SeqNumber>,
     /// Numbers of the first segments by a bump: of the local kernel, and of the peer's, as far as is known.
     first: [Option<SeqNumber>; 2],
-    /// What the local kernel has sent since, and the peer's.
-    sent: [Sent; 2],
     /// Bump by which those two were said.
     pub sent_by: Option<BumpId>,
     peers_seq: Option<SeqNumber>,
@@ -142,7 +115,6 @@ impl Numbers {
         self.sent_end = Some(end);
         self.sent_by = Some(by);
         note_first(&mut self.first[0], segment.seq);
-        self.sent[0].note(end, end == segment.seq);
     }
 
     /// Notes where the peer's kernel stands, by a segment with so many bytes of data or with a FIN, or by one without.
@@ -153,8 +125,6 @@ impl Numbers {
         let has = |end| self.acked.is_none_or(|acked| acked == end);
         self.is_data |= data.is_some_and(|len| len != 1 || !has(seq.add(1)));
         note_first(&mut self.first[1], seq);
-        let end = seq.add(data.map_or(0, |len| len as u32));
-        self.sent[1].note(end, data.is_none());
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
     }
 
@@ -213,8 +183,7 @@ impl Numbers {
                 }
             }
         }
-        let [local, peers] = self.sent;
-        if is_data || local.is_exceeded_by(self.peers_ack) || peers.is_exceeded_by(self.acked) {
+        if is_data {
             self.given.get_or_insert(now);
         }
     }
@@ -274,44 +243,6 @@ mod tests {
                 }
                 assert_eq!(hear(4000, false), (Compared::Differ, true));
                 assert_eq!(hear(4001, true), (Compared::Open, true));
-            }
-        }
-    }
-
-    /// All but the last byte was acknowledged in plain by packets of daemons, and that byte, sent again and again, could as well ask whether
-    /// the local kernel is still there (seed 2199040002886).
-    #[test]
-    fn a_kernel_that_acknowledges_what_was_never_sent_differs() {
-        let own = SeqNumber::new(1000);
-        let at = |ms| Time::ZERO + Duration::from_millis(ms);
-        for (ahead, differs) in [(1 << 24, true), (NEAR, false)] {
-            let tcp = TcpFields {
-                flags: flags::ACK,
-                window: 9,
-                ack: own.add(ahead),
-                timestamps: None,
-                meta: None,
-                options: None,
-                urgent: None,
-            };
-            let acked = SeqNumber::new(500);
-            for says_how_far in [true, false] {
-                let mut numbers = Numbers {
-                    acked: Some(acked),
-                    sent_end: Some(own),
-                    sent_by: BumpId::new(1),
-                    ..Numbers::default()
-                };
-                numbers.sent[0].note(own, says_how_far);
-                let heard = [0, 1999, 2000].map(|ms| {
-                    numbers.note_peers(acked.add(u32::MAX), &tcp, Some(1));
-                    numbers.compare(at(ms), BumpId::new(1))
-                });
-                let last = match differs && says_how_far {
-                    true => Compared::Differ,
-                    false => Compared::Open,
-                };
-                assert_eq!(heard, [Compared::Open, Compared::Open, last]);
             }
         }
     }
