@@ -244,7 +244,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   acknowledged in plain, by a kernel that had left (2199023901054).
 /// - A host that was to take a renumbered connection back knocked for a rule that was gone, for as long as it would have tried to
 ///   (2199040001598).
-/// - The last byte of data was sent again without end, and was taken for a question whether the other end is there (2199028002990, 2199040002886).
+/// - The last byte of data was sent again without end, and was taken for a question whether the other end is there (2199028002990,
+///   2199040002886).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [

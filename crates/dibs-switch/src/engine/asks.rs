@@ -124,8 +124,8 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
     failed
 }
 
-/// Lets connections in plain follow what comes by a bump, those that were chosen to be in plain as well: the peer goes there first. A router that
-/// translates answers with a reset what acknowledges in plain what it has not seen. Returns those that were chosen to be there.
+/// Lets connections in plain follow what comes by a bump, those that were chosen to be in plain as well: the peer goes there first.
+/// A router that translates answers with a reset what acknowledges in plain what it has not seen. Returns those that were chosen.
 async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowKey> {
     let plain = lives.iter().filter(|live| stands_on(m, live).is_none());
     let plain: Vec<FlowKey> = plain.map(|live| live.pair()).collect();
