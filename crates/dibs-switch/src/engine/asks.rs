@@ -118,17 +118,24 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
     for (live, _) in moves.iter().filter(is_in_force) {
         loosened.remove(&live.pair());
     }
+    // Of what is chosen meanwhile the peer is still asked.
+    let is_plain = |pair: &FlowKey| {
+        m.conns(|conns| { conns.get(pair).in_force() }.is_some_and(|choice| choice.bump.is_none()))
+    };
+    loosened.retain(is_plain);
     if !loosened.is_empty() {
         warn_of(m, &m.mark_choices(&Vec::from_iter(loosened)).await);
     }
     failed
 }
 
-/// Lets connections in plain follow what comes by a bump, those that were chosen to be in plain as well: the peer goes there first.
-/// A router that translates answers with a reset what acknowledges in plain what it has not seen. Returns those that were chosen.
+/// Lets connections in plain that routers translate follow what comes by a bump, those that were chosen to be in plain as well: the peer
+/// goes there first. A router that translates answers with a reset what acknowledges in plain what it has not seen. Returns those that were chosen.
 async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowKey> {
-    let plain = lives.iter().filter(|live| stands_on(m, live).is_none());
-    let plain: Vec<FlowKey> = plain.map(|live| live.pair()).collect();
+    let is_plain = |live: &&M::Live| stands_on(m, live).is_none() && m.marked(live).is_none();
+    // Of others no router translates what goes in plain, or they began on a bump.
+    let translated = { lives.iter().filter(is_plain) }.map(|live| live.pair());
+    let plain: Vec<FlowKey> = translated.filter(|pair| m.is_matched(pair)).collect();
     plain.iter().for_each(|pair| m.expect(pair, bump));
     let mut chosen = Vec::new();
     let marks = || {
