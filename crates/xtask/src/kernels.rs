@@ -49,7 +49,7 @@ const KERNELS: [Kernel; 3] = [
     },
 ];
 
-/// What is run on each: enable and disable, follow, rules, bumps, what is killed and restarted, cleanup. None with a VPN:
+/// Tests on each: enable and disable, follow, rules, bumps, what is killed and restarted, cleanup. None with a VPN:
 /// these programs are too slow there.
 const TESTS: [&str; 8] = [
     "switching::in_and_out_again",

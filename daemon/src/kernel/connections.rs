@@ -125,7 +125,7 @@ pub(crate) async fn strange(
     Ok(found)
 }
 
-/// What tracked connections to this host carried that the nat table leads elsewhere, of these. They are noted, too.
+/// Bytes that those of these connections carried that the nat table leads elsewhere. Such connections are noted, too.
 pub(crate) async fn carried_elsewhere(
     kernel: &Kernel,
     pairs: impl Iterator<Item = FlowKey>,

@@ -74,7 +74,7 @@ pub(super) struct ConnSink<'a> {
     clamp: Option<&'a mut WindowClamp>,
     /// The kernel is given no data.
     refuses: bool,
-    /// It is not given the last piece.
+    /// The last piece is kept from it.
     is_refused: bool,
     top: &'a mut u64,
     received: &'a mut u64,
