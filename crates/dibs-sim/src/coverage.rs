@@ -120,6 +120,8 @@ seen! {
     Matched = "names: matched",
     /// A user moved a connection that came from a router's address, and the peer showed that it is its own.
     Sought = "names: sought by a user",
+    /// The daemon of a host with rules looked at connections that came from a router's address.
+    Strangers = "names: looked for by rules",
     /// The users of a host had other rules from then on.
     RulesChanged = "rules: changed",
     /// Rules began or ended to hold.

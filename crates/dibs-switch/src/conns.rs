@@ -51,7 +51,7 @@ pub struct Choice {
 }
 
 /// A connection that something is to be done with: this one, and no later one of the same ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Meant {
     /// Its ends.
     pub pair: FlowKey,

@@ -41,6 +41,7 @@ pub mod questions;
 pub mod renumbered;
 pub mod rules;
 pub mod shadows;
+mod strangers;
 pub mod switches;
 pub mod tasks;
 pub mod tells;
@@ -330,6 +331,12 @@ pub trait Machine {
     async fn look_up(&self, pairs: &[FlowKey]) -> Result<(Found<Self>, Tracked), Self::Fault>
     where
         Self: Sized;
+    /// Open connections to this host that come from addresses of peers' routers, and that no peer is known to have: as if they were each
+    /// such peer's, of those with a session.
+    ///
+    /// # Errors
+    /// As of [`lives`](Self::lives).
+    async fn strangers(&self) -> Result<Vec<Self::Live>, Self::Fault>;
     /// Connections of `known` that there are, and how this host names their sockets; of others as well, if that is no more work.
     ///
     /// # Errors

@@ -98,31 +98,39 @@ pub(crate) async fn sockets_of_as<U>(
     Ok(found.into_values().map(pick).collect())
 }
 
-/// Open connections to this host that come from the address of a peer's router, and that no peer is known to have, as if they were
-/// that peer's.
+/// Open connections to this host that come from the address of a router of peers, and that no peer is known to have: as if they were each
+/// such peer's.
 pub(crate) async fn strange(
     kernel: &Kernel,
-    routers: &HashMap<IpAddr, Vec<usize>>,
+    routers: &HashMap<IpAddr, BTreeSet<usize>>,
 ) -> Result<Vec<Live>, Error> {
     let host = kernel.host();
-    let peer = |pair: &FlowKey| {
-        let peer = routers.get(&pair.dst)?.first().copied();
-        peer.filter(|_| host.peer_of(pair).is_none())
-    };
+    let is_strange =
+        |pair: &FlowKey| routers.contains_key(&pair.dst) && host.peer_of(pair).is_none();
     let strange = |socket: TcpSocket| {
-        let peer = peer(&socket.key)?;
-        (socket.state == ESTABLISHED).then(|| live_of(peer, socket))
+        let is_meant = socket.state == ESTABLISHED && is_strange(&socket.key);
+        is_meant.then(|| live_of(usize::MAX, socket))
     };
-    let mut found = sockets::list(strange).await?;
+    let mut found = match routers.is_empty() {
+        true => return Ok(Vec::new()),
+        false => sockets::list(strange).await?,
+    };
     if is_forwarding() {
         let led = |entry: Connection| {
-            let pair = led_elsewhere(host, &entry)?;
-            let live = forwarded(&entry, pair, peer(&pair)?, None);
+            let pair = led_elsewhere(host, &entry).filter(is_strange)?;
+            let live = forwarded(&entry, pair, usize::MAX, None);
             Some(live).filter(|live| live.established)
         };
         found.extend(kernel.conntrack()?.list(led).await?);
     }
-    Ok(found)
+    let of_each = |live: Live| {
+        let peers = routers[&live.pair.dst].iter();
+        peers.map(move |peer| Live {
+            peer: *peer,
+            ..live
+        })
+    };
+    Ok(found.into_iter().flat_map(of_each).collect())
 }
 
 /// Bytes that those of these connections carried that the nat table leads elsewhere. Such connections are noted, too.

@@ -1,6 +1,6 @@
 //! The machine that the engine for switching works on: this host.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -198,6 +198,20 @@ impl Machine for Daemon {
 
     async fn lives(&self) -> anyhow::Result<Vec<Live>> {
         self.connections().await
+    }
+
+    async fn strangers(&self) -> anyhow::Result<Vec<Live>> {
+        let up = sessions::sessions(self).await?;
+        let mut routers: HashMap<IpAddr, BTreeSet<usize>> = HashMap::new();
+        for path in self.driver.snapshot().await?.paths {
+            if up[path.peer] {
+                routers
+                    .entry(path.remote.ip())
+                    .or_default()
+                    .insert(path.peer);
+            }
+        }
+        Ok(connections::strange(&self.kernel, &routers).await?)
     }
 
     async fn find(&self, pairs: &[FlowKey]) -> anyhow::Result<Found<Self>> {

@@ -2,7 +2,6 @@
 //! [`dibs_switch::engine`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -389,26 +388,16 @@ pub(crate) async fn change(
 /// Has peers show connections that a selector matches and that this host knows by addresses of routers. Returns the number of those
 /// that are no peer's.
 async fn seek(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyhow::Result<usize> {
-    let up = sessions::sessions(daemon).await?;
-    let mut routers: HashMap<IpAddr, Vec<usize>> = HashMap::new();
-    for path in daemon.driver.snapshot().await?.paths {
-        if up[path.peer] {
-            routers.entry(path.remote.ip()).or_default().push(path.peer);
+    let mut all: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+    for live in daemon.strangers().await? {
+        if caller.sees(&live) {
+            all.entry(live.peer).or_default().push(live);
         }
     }
-    let mut all = connections::strange(&daemon.kernel, &routers).await?;
-    all.retain(|live| caller.sees(live));
     let mut strange = BTreeSet::new();
-    for peer in 0..up.len() {
+    for (peer, mut lives) in all {
         // Others of them were another peer's behind the same router.
-        let is_left = |live: &&Live| {
-            routers[&live.pair.dst].contains(&peer) && !daemon.is_matched(&live.pair)
-        };
-        let lives = all
-            .iter()
-            .filter(is_left)
-            .map(|live| Live { peer, ..*live });
-        let lives: Vec<Live> = lives.collect();
+        lives.retain(|live| !daemon.is_matched(&live.pair));
         if lives.is_empty() {
             continue;
         }

@@ -12,7 +12,7 @@ use dibs_io::{PacketEar, PacketSender};
 use dibs_lab::load::retransmissions;
 use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::readdress;
-use netns_tests::daemon::{SOON, wait};
+use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::homes::{Homes, server};
 use netns_tests::household::{Households, SERVER};
 use netns_tests::isolated;
@@ -190,8 +190,8 @@ fn busy_connections_go_there_and_back_by_the_server() {
     });
 }
 
-/// A device behind the laptop's router has the laptop's address there. Rules of the server mean the laptop's connections that are
-/// on a bump, and nothing else.
+/// A device behind the laptop's router has the laptop's address there. Rules of the server mean the laptop's connections, and
+/// nothing else.
 #[test]
 fn rules_leave_others_behind_a_laptops_router_alone() {
     isolated(|| {
@@ -236,6 +236,48 @@ fn rules_leave_others_behind_a_laptops_router_alone() {
                 "{on:?}"
             );
             Ok(())
+        })
+    });
+}
+
+/// The server's rule means the laptops' connections from then on, those in plain and new ones. Another device's stay where they are.
+#[test]
+fn rules_of_the_server_take_what_routers_translate() {
+    isolated(|| {
+        Homes::run(|net| {
+            let listens = SocketAddr::from(([10, 0, 9, 2], 7000));
+            let ends = [listens, server(7000)];
+            let mut others = connect_translated(geteuid(), 0, &net.homes[0], &net.b.host, ends)?;
+            let mut talks = Vec::new();
+            let mut begin = |net: &Homes, from: u16| -> Result<()> {
+                for (laptop, own) in net.laptops.iter().enumerate() {
+                    let ends = net.connect(laptop, from, 7000)?;
+                    talks.push(Talk::over(&own.host, &net.b.host, ends)?);
+                }
+                Ok(())
+            };
+            begin(net, FROM)?;
+            let rule = ["rule", "add", "--sport", "7000", "--bump", "seal"];
+            let made = net.b.ctl(&rule)?;
+            begin(net, FROM + 1)?;
+            let all_on = |bump: &str| {
+                let is_on = |laptop: &Node| {
+                    let on = laptop.bumps(7000);
+                    on.is_ok_and(|on| on == [bump, bump])
+                };
+                wait(&format!("each laptop's two connections on {bump}"), || {
+                    net.laptops.iter().all(is_on)
+                })
+            };
+            for talk in &talks {
+                talk.advance(SETTLED)?;
+            }
+            all_on("seal")?;
+            exchange(&mut others, SOME)?;
+            net.b.ctl(&["rule", "del", &made["id"].to_string()])?;
+            all_on("plain")?;
+            exchange(&mut others, SOME)?;
+            talks.into_iter().try_for_each(Talk::finish)
         })
     });
 }

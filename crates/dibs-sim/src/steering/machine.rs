@@ -256,6 +256,22 @@ impl Machine for Host {
         Ok(self.speaking())
     }
 
+    async fn strangers(&self) -> Result<Vec<Live>, Unable> {
+        let found = self.found.borrow();
+        let strange = { found.iter() }
+            .filter(|(pair, found)| found.speaks && self.peer_of(pair).is_none())
+            .filter(|_| self.reachable.get());
+        let meant = strange.map(|(pair, found)| Meant {
+            pair: *pair,
+            socket: found.carrying.socket,
+        });
+        let strangers: Vec<Live> = meant.map(Live).collect();
+        if !strangers.is_empty() {
+            self.note(Seen::Strangers);
+        }
+        Ok(strangers)
+    }
+
     async fn find(&self, pairs: &[FlowKey]) -> Result<Found<Self>, Unable> {
         let live = |pair: &FlowKey| {
             let socket = self.socket(pair)?;

@@ -107,7 +107,7 @@ pub async fn seek<M: Machine>(m: &M, peer: usize, ports: &BTreeSet<u16>) {
     // The peer may say any number.
     let shown = { answers.filter(|(outcome, _)| *outcome == Outcome::Done) }
         .fold(0_u64, |shown, (_, count)| shown.saturating_add(count));
-    let is_new = |pair: &&FlowKey| !before.contains(pair);
+    let is_new = |pair: &&FlowKey| !before.contains(pair) && m.peer_of(pair) == Some(peer);
     while (m.matched().iter().filter(is_new).count() as u64) < shown {
         let late = pin!(m.sleep(SHOWN_WITHIN));
         if let Either::Left(_) = select(late, pin!(m.woken(Task::Match))).await {
@@ -256,8 +256,23 @@ pub async fn answer<M: Machine>(
         if m.is_steering() {
             or_warn(m, m.steer().await);
         }
+        or_warn(m, follow_rules(m, &new).await);
     }
     outcomes
+}
+
+/// Has connections whose names are new follow rules of this host soon, unless the peer has chosen a bump for them by then.
+async fn follow_rules<M: Machine>(m: &M, new: &[FlowKey]) -> Result<(), M::Fault> {
+    for live in m.find(new).await?.values() {
+        if let Some(bump) = m.ruling(live, |ruling| ruling.moves_to()) {
+            let (unasked, now) = (Err(Unanswered::NotAsked), m.now());
+            update(m, &live.pair(), |conn| {
+                conn.telling.handle_moved(Some(bump), unasked, now);
+            });
+        }
+    }
+    m.wake(Task::Tell);
+    Ok(())
 }
 
 /// Looks for connections that a peer shows. What comes from an address that the peer's datagrams come from, too, is

@@ -10,6 +10,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use futures_util::future::{Either, select};
 
+use super::strangers::Strangers;
 use super::{Machine, Task, ended, entries, locks, or_warn, rules, shadows, tells};
 
 /// Time between two looks for connections that ended, and between two at what peers are to confirm that nothing gave cause for.
@@ -29,12 +30,13 @@ pub fn begin<M: Machine + 'static>(m: &Rc<M>) {
         m.spawn(async move { shadows::keep(&*own).await });
     }
     let (sessions, telling, asking, locks) = (own(), own(), own(), own());
-    let forgetting = own();
+    let (forgetting, seeking) = (own(), own());
     m.spawn(async move { keep_sessions(&*sessions).await });
     m.spawn(async move { keep_telling(&telling).await });
     m.spawn(async move { keep_asking(&asking).await });
     m.spawn(async move { keep_locks(&*locks).await });
     m.spawn(async move { keep_forgetting(&*forgetting).await });
+    m.spawn(async move { keep_seeking(&seeking).await });
 }
 
 /// Waits until then, or for ever without a time; but no longer than until a task is woken. True if it was not.
@@ -128,20 +130,32 @@ async fn ask<M: Machine + 'static>(m: &Rc<M>, busy: &Rc<Busy>) -> Result<(), M::
     Ok(())
 }
 
+/// Has rules follow what comes from peers' routers.
+async fn keep_seeking<M: Machine + 'static>(m: &Rc<M>) {
+    let (mut strangers, mut pace) = (Strangers::default(), Pace::default());
+    loop {
+        m.sleep(LOOK_EVERY).await;
+        let began = m.now();
+        let looked = strangers.look(m).await;
+        m.note_done("look for connections from peers' routers", looked);
+        m.sleep(pace.pause(began, m.now())).await;
+    }
+}
+
 /// Peers that are being asked. True: a look passed over one meanwhile.
 #[derive(Debug, Default)]
-struct Busy(RefCell<BTreeMap<usize, bool>>);
+pub(super) struct Busy(RefCell<BTreeMap<usize, bool>>);
 
 impl Busy {
     /// Begins to ask a peer. False if it is being asked: that it was passed over is told at the end.
-    fn begin(&self, peer: usize) -> bool {
+    pub(super) fn begin(&self, peer: usize) -> bool {
         let peers = &mut *self.0.borrow_mut();
         let known = peers.get_mut(&peer).map(|passed_over| *passed_over = true);
         known.is_none() && peers.insert(peer, false).is_none()
     }
 
     /// Ends to ask a peer. True if it was passed over meanwhile.
-    fn end(&self, peer: usize) -> bool {
+    pub(super) fn end(&self, peer: usize) -> bool {
         self.0.borrow_mut().remove(&peer) == Some(true)
     }
 }
