@@ -133,6 +133,26 @@ pub(crate) async fn strange(
     Ok(found.into_iter().flat_map(of_each).collect())
 }
 
+/// Open connections of this host to peers' addresses of IPv4 that a router translates from IPv6 (NAT64).
+pub(crate) async fn through_nat64(kernel: &Kernel) -> Result<Vec<Live>, Error> {
+    let host = kernel.host();
+    let through = |socket: TcpSocket| {
+        let peer = host.peer_behind(inside_nat64(socket.key.dst)?)?;
+        (socket.state == ESTABLISHED).then(|| live_of(peer, socket))
+    };
+    sockets::list(through).await
+}
+
+/// IPv4 address inside one of NAT64's well-known prefix (64:ff9b::/96, RFC 6052 section 2.1).
+fn inside_nat64(address: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V6(address) = address else {
+        return None;
+    };
+    let rest = address.octets();
+    let v4 = rest.strip_prefix(&[0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0])?;
+    Some(<[u8; 4]>::try_from(v4).ok()?.into())
+}
+
 /// Bytes that those of these connections carried that the nat table leads elsewhere. Such connections are noted, too.
 pub(crate) async fn carried_elsewhere(
     kernel: &Kernel,
@@ -558,6 +578,20 @@ mod tests {
     use dibs_switch::conns::Socket;
 
     use super::*;
+
+    #[test]
+    fn the_address_inside_nat64s_prefix_is_found() {
+        let inside = |text: &str| inside_nat64(text.parse().expect("an address"));
+        let v4 = IpAddr::from([203, 0, 113, 7]);
+        assert_eq!(inside("64:ff9b::203.0.113.7"), Some(v4));
+        for other in [
+            "203.0.113.7",
+            "64:ff9b:1::203.0.113.7",
+            "::ffff:203.0.113.7",
+        ] {
+            assert_eq!(inside(other), None, "{other}");
+        }
+    }
 
     fn live(port: u16, mptcp: Option<u32>) -> Live {
         Live {

@@ -434,7 +434,7 @@ async fn selected(
     let matching: Vec<Live> = matching.into_iter().copied().collect();
     if matching.is_empty() {
         let why = match strange {
-            0 => "see dibsctl conn list; dport is the far end's port, sport this host's".to_owned(),
+            0 => why_none(daemon, caller, selector).await?,
             _ => format!(
                 "{strange} connection(s) come from the address of a peer's router, and the peer does not know them: they are \
                  others' behind it, or something on the way changes them"
@@ -444,6 +444,20 @@ async fn selected(
         bail!(Failure::new(ErrorKind::NoMatch, text));
     }
     Ok(matching)
+}
+
+/// Reason why no connection matches a selector.
+async fn why_none(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyhow::Result<String> {
+    let mut lives = connections::through_nat64(&daemon.kernel).await?;
+    lives.retain(|live| caller.sees(live));
+    let infos = listing::describe(daemon, &lives).await?;
+    let why = match infos.iter().filter(|info| selector.matches(info)).count() {
+        0 => "see dibsctl conn list; dport is the far end's port, sport this host's".to_owned(),
+        count => format!(
+            "{count} connection(s) reach a peer through NAT64 (64:ff9b::/96), and dibs cannot move these: use the peer's own address"
+        ),
+    };
+    Ok(why)
 }
 
 /// Takes connections that just came to a bump back to plain if no bump can carry them. Those that were given time to get on, and whose

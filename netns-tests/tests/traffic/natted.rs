@@ -689,6 +689,23 @@ fn a_connection_moves_though_its_prefix_is_translated() {
     });
 }
 
+/// `internet` stands for a translator from IPv6 to IPv4 (NAT64).
+#[test]
+fn a_connection_through_nat64_is_refused_with_that_reason() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let end = SocketAddr::from(([0x64, 0xff9b, 0, 0, 0, 0, 0xcb00, 0x7107], 7000));
+            net.internet
+                .run(&format!("ip address add {}/128 dev lo", end.ip()))?;
+            let a = &net.homes[0].node;
+            let mut conn = connect(&a.host, &net.internet, end)?;
+            let said = a.refused(&["enable", "--dport", "7000", "--bump", "seal"])?;
+            ensure!(said.contains("through NAT64"), "{said}");
+            exchange(&mut conn, SOME)
+        })
+    });
+}
+
 /// Names the server's IPv6 address as one of its own at the first household.
 fn name_server_v6(net: &mut Households) -> Result<()> {
     let node = &mut net.homes[0].node;
