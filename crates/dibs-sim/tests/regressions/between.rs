@@ -249,6 +249,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   numbers were taken to differ (704652, 3201695).
 /// - The last byte of a renumbered connection was all that was sent again, and could as well have asked whether the other end is there
 ///   (2199028002990, 2199040002886).
+/// - What waited for two paths of an earlier connection was sent as of the next one of the same ends, whose numbers were taken to differ
+///   (1099520001141).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -309,6 +311,7 @@ fn seeds_that_failed_keep_all_promises() {
         3_201_695,
         2_199_028_002_990,
         2_199_040_002_886,
+        1_099_520_001_141,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
