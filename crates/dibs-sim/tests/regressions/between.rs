@@ -251,6 +251,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   (2199028002990, 2199040002886).
 /// - What waited for two paths of an earlier connection was sent as of the next one of the same ends, whose numbers were taken to differ
 ///   (1099520001141).
+/// - A host that left first had said nothing by its bump, and its first word made it take data by the bump again, which it acknowledged in
+///   plain (2199026002778).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -312,6 +314,7 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_028_002_990,
         2_199_040_002_886,
         1_099_520_001_141,
+        2_199_026_002_778,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
