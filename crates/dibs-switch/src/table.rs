@@ -58,6 +58,9 @@ pub struct Saved {
     pub stood: Option<Choice>,
 }
 
+/// Connection that was known before anybody looked for those that have ended, with its choice and its place then.
+pub type Known = (FlowKey, Option<Choice>, Place);
+
 /// Connections for which something is to be done after a [sweep](ConnTable::sweep).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -533,18 +536,29 @@ impl ConnTable {
         tracked.iter().filter_map(mend).collect()
     }
 
+    /// All that anything is known of, for a [sweep](Self::sweep) after a look for those that have ended.
+    pub fn known(&self) -> impl Iterator<Item = Known> {
+        let known = self.0.iter();
+        known.map(|(pair, conn)| (*pair, conn.choice.get(), conn.place))
+    }
+
     /// Forgets what was decided for connections that are gone: those that have no socket here, nor pass and go on. `known`:
-    /// connections that were known before anybody looked for these; what came meanwhile was not looked for.
+    /// connections that were known before anybody looked for these; what came meanwhile was not looked for. That may have the ends of
+    /// one that has ended.
     pub fn sweep(
         &mut self,
-        known: &[FlowKey],
+        known: &[Known],
         socket: impl Fn(&FlowKey) -> Option<Socket>,
         goes_on: impl Fn(&FlowKey, &Conn) -> bool,
     ) -> Swept {
         let mut swept = Swept::default();
-        for pair in known {
+        for (pair, before, place) in known {
             self.update(pair, |conn| {
                 let (socket, choice) = (socket(pair), conn.choice.get());
+                let is_others = |of: Choice| before.is_none_or(|before| before.socket != of.socket);
+                if conn.place != *place || choice.is_some_and(is_others) {
+                    return;
+                }
                 let goes_on = goes_on(pair, conn);
                 conn.ended &= socket.is_some();
                 conn.name = conn.name.filter(|(own, _)| socket == Some(*own));

@@ -3,7 +3,7 @@
 use dibs_wire::FlowKey;
 
 use super::{Machine, all_of, wants};
-use crate::table::Conn;
+use crate::table::{Conn, Known};
 
 /// Forgets connections that ended, and takes their marks: another one of the same ends is not to inherit them. One that is there
 /// already gets what is chosen for it.
@@ -11,15 +11,15 @@ use crate::table::Conn;
 /// # Errors
 /// The system does not say, or does not take the marks.
 pub async fn forget<M: Machine>(m: &M) -> Result<(), M::Fault> {
-    let known: Vec<FlowKey> = m.conns(|conns| {
+    let known: Vec<Known> = m.conns(|conns| {
         let is_any = conns.iter().any(|(_, conn)| conn.is_swept());
-        let pairs = conns.iter().map(|(pair, _)| *pair);
-        pairs.filter(|_| is_any).collect()
+        conns.known().filter(|_| is_any).collect()
     });
     if known.is_empty() {
         return Ok(());
     }
-    let mut alive = m.alive(&known).await?;
+    let pairs: Vec<FlowKey> = known.iter().map(|(pair, ..)| *pair).collect();
+    let mut alive = m.alive(&pairs).await?;
     alive.sort_unstable();
     let socket = |pair: &FlowKey| {
         let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;

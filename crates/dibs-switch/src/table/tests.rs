@@ -45,7 +45,8 @@ fn a_name_holds_for_one_socket() {
     conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
     assert_eq!(conns.get(&pair()).name(SOCKET), Socket(5));
     assert_eq!(conns.get(&pair()).name(Socket(78)), Socket::UNKNOWN);
-    conns.sweep(&[pair()], |_| Some(Socket(78)), |_, _| false);
+    let known = Vec::from_iter(conns.known());
+    conns.sweep(&known, |_| Some(Socket(78)), |_, _| false);
     assert_eq!(conns, ConnTable::default());
 }
 
@@ -93,7 +94,8 @@ fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
         choose(&mut conns, 1);
         let handed = Hand::Other.on(bump(1));
         conns.update(&pair(), |conn| conn.place.hand_over(handed));
-        assert_eq!(conns.sweep(&[pair()], |_| socket, |_, _| goes_on), swept);
+        let known = Vec::from_iter(conns.known());
+        assert_eq!(conns.sweep(&known, |_| socket, |_, _| goes_on), swept);
         let gone = socket.is_none() && !goes_on;
         assert_eq!(conns == ConnTable::default(), gone);
     }
@@ -111,6 +113,24 @@ fn what_came_while_others_were_looked_for_is_neither_swept_nor_unlocked() {
     let none = Tracked::new(Vec::new());
     let mends = conns.mend_locks(START, &[], &none, |_| None, |_| false);
     assert_eq!((mends, conns), (Vec::new(), came));
+}
+
+/// The next one of the same ends has no socket among those that were looked for either.
+#[test]
+fn what_began_with_the_ends_of_one_that_ended_while_that_was_looked_for_is_not_swept() {
+    let mut conns = ConnTable::default();
+    choose(&mut conns, 1);
+    let known = Vec::from_iter(conns.known());
+    for handed in [None, Hand::Other.on(bump(2))] {
+        let mut next = conns.clone();
+        next.update(&pair(), |conn| match handed {
+            None => drop(conn.choice.propose(Socket(78), Some(bump(2)), 7, 0)),
+            handed => conn.place.hand_over(handed),
+        });
+        let came = next.clone();
+        let swept = next.sweep(&known, |_| None, |_, _| false);
+        assert_eq!((swept, next), (Swept::default(), came));
+    }
 }
 
 #[test]
@@ -261,7 +281,8 @@ fn a_choice_that_was_asked_about_stands_only_where_the_mark_is() {
         cleared.clear();
         assert!(cleared.iter().all(|(_, conn)| !conn.phase.is_cut_short()));
         let mut ended = next.clone();
-        ended.sweep(&[pair()], |_| None, |_, _| false);
+        let known = Vec::from_iter(ended.known());
+        ended.sweep(&known, |_| None, |_, _| false);
         assert_eq!(ended, ConnTable::default());
         // The next one may end as early.
         assert_eq!(next.saved().eq(saved), known_on != BumpId::new(2));
