@@ -341,7 +341,7 @@ impl Kernel {
 
     /// Notes what smoltcp sends. After a timeout it acknowledges with the number that it goes back
     /// to; if both ends do so, neither accepts the other's any more. A bare acknowledgement carries
-    /// the highest number sent, as in 4.4BSD.
+    /// the highest number sent, as in 4.4BSD, that lies within the far end's window, as in Linux.
     fn finish(&mut self, now: Time, packet: Vec<u8>) -> Vec<u8> {
         let believed = offload::tcp(&packet).map(|s| (track::end(&s), s.has(flags::FIN)));
         let Some((believed, ends)) = believed else {
@@ -411,8 +411,9 @@ impl Kernel {
         }
         let end = track::end(&s);
         if end == s.seq {
-            let top = track.top;
-            return offload::rewrite(&packet, |headers, _| headers.seq = top);
+            let scale = self.scales.get(&s.tuple.reversed()).copied();
+            let seq = track.acceptable(scale.unwrap_or(0));
+            return offload::rewrite(&packet, |headers, _| headers.seq = seq);
         }
         track.sent_at = Some(now);
         if end.is_after(track.top) {

@@ -183,6 +183,16 @@ impl Track {
         self.heard.as_ref().map(bare)
     }
 
+    /// The number of a bare acknowledgement: none beyond the far end's window, which that would not take (Linux, `tcp_acceptable_seq` in
+    /// net/ipv4/tcp_output.c). smoltcp probes a closed window by bytes beyond it.
+    pub(super) fn acceptable(&self, scale: u8) -> SeqNumber {
+        let edge = self.una.add(u32::from(self.theirs) << scale);
+        match self.top.is_after(edge) {
+            true => edge,
+            false => self.top,
+        }
+    }
+
     /// How much of this segment may go out, if not all of it may: nothing that is new and beyond the far
     /// end's window, unless it goes on where the last one ended. Then smoltcp has looked at the window.
     pub(super) fn room(&self, s: &Segment<'_>, scale: u8) -> Option<usize> {
