@@ -267,6 +267,7 @@ pub(crate) async fn rule_add(
     check_meant(daemon, &rule, &lives).await?;
     let (id, info, by) = (rule.id, rule.info(), caller.uid);
     let mut warnings = sessions::in_the_way(daemon, &rule);
+    warnings.extend(sessions::shown_late(daemon, &rule));
     let audience = rule.audience();
     let wanted = SavedRule {
         id,

@@ -15,7 +15,7 @@ use dibs_control::{PeerState, SilentPortInfo};
 use dibs_core::node::{PeerSnapshot, SilentPort};
 use dibs_core::session;
 use dibs_policy::sockets;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Level};
 use dibs_switch::engine::tells;
 use dibs_switch::messages::{Body, Unanswered};
 use dibs_switch::silence::{Change, Port};
@@ -416,6 +416,30 @@ pub(crate) fn in_the_way(daemon: &Daemon, rule: &Rule) -> Vec<String> {
         warnings.extend(silent.map(|port| THERE.text(daemon, peer, port)));
     }
     warnings
+}
+
+/// Warnings that a new rule cannot require its bump from the first packet on: of what peers behind routers begin here.
+pub(crate) fn shown_late(daemon: &Daemon, rule: &Rule) -> Vec<String> {
+    let is_meant = |peer: usize| {
+        let mut classes = rule.classes.iter();
+        classes.any(|class| {
+            class.dport.is_none() && { class.destination }
+                .is_none_or(|to| leads_to(daemon, peer, to))
+        })
+    };
+    let peers = daemon.config.peers.iter().enumerate();
+    peers
+        .filter(|(index, peer)| {
+            rule.level == Level::Require && !peer.appears_as.is_empty() && is_meant(*index)
+        })
+        .map(|(_, peer)| {
+            format!(
+                "what {name} begins in plain through its router stays there for some seconds, until {name} has shown that it is its own: \
+                 add the rule on {name}, too",
+                name = peer.name
+            )
+        })
+        .collect()
 }
 
 /// Why a connection on this bump does not come about, as far as the peer has told.

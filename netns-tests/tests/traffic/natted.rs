@@ -198,7 +198,9 @@ fn rules_leave_others_behind_a_laptops_router_alone() {
         Homes::run(|net| {
             let rule = ["rule", "add", "--bump", "seal", "--sport"];
             net.b.ctl(&[&rule[..], &["7000"]].concat())?;
-            net.b.ctl(&[&rule[..], &["7001", "--require"]].concat())?;
+            let made = net.b.ctl(&[&rule[..], &["7001", "--require"]].concat())?;
+            let said = made["warnings"].to_string();
+            ensure!(said.contains("add the rule on a, too"), "{said}");
             let mut own = [net.connect(0, FROM, 7000)?, net.connect(0, FROM, 7001)?];
             let mut others = Vec::new();
             let mut talk = |net: &Homes, from: u16, is_up: bool| -> Result<()> {
