@@ -288,11 +288,11 @@ fn our_route(message: &RouteMessage, names: &BTreeMap<u32, DeviceName>) -> Optio
         }
     }
     let destination = IpNet::new(address, message.header.destination_prefix_length).ok()?;
-    // An unreachable IPv6 route is shown with the device lo.
+    // An IPv6 route that leads nowhere is shown with the device lo.
     let hop = match message.header.kind {
         RouteType::Unicast => Hop::Device(device?),
         RouteType::Throw => Hop::Throw,
-        _ => Hop::Unreachable,
+        _ => Hop::Blackhole,
     };
     Some(Route {
         table,
@@ -323,7 +323,7 @@ fn route_message(route: &Route) -> io::Result<RouteMessage> {
             message.attributes.push(RouteAttribute::Oif(index(device)?));
             (RouteType::Unicast, RouteScope::Link)
         }
-        Hop::Unreachable => (RouteType::Unreachable, RouteScope::Universe),
+        Hop::Blackhole => (RouteType::BlackHole, RouteScope::Universe),
         Hop::Throw => (RouteType::Throw, RouteScope::Universe),
     };
     Ok(message)

@@ -65,8 +65,8 @@ pub struct Route {
 pub enum Hop {
     /// It leaves by this device.
     Device(DeviceName),
-    /// It goes nowhere, and its sender is told.
-    Unreachable,
+    /// It goes nowhere, and its sender is not told: a connection that begins waits.
+    Blackhole,
     /// The tables asked later decide.
     Throw,
 }
@@ -76,7 +76,7 @@ impl Route {
     pub(crate) const fn device(&self) -> Option<&DeviceName> {
         match &self.hop {
             Hop::Device(device) => Some(device),
-            Hop::Unreachable | Hop::Throw => None,
+            Hop::Blackhole | Hop::Throw => None,
         }
     }
 }
@@ -204,7 +204,7 @@ impl Network {
                 // IPv6 has no metric 0: the kernel makes it 1024.
                 network.routes.insert(default(out(), 1));
                 if desired.fail == Fail::Closed {
-                    network.routes.insert(default(Hop::Unreachable, u32::MAX));
+                    network.routes.insert(default(Hop::Blackhole, u32::MAX));
                 }
                 // Where the kernel filters by reverse path and asks with the packet's mark (src_valid_mark), what
                 // a network behind sends would have to come in by the TUN. IPv6 has no such filter.
@@ -384,7 +384,7 @@ impl fmt::Display for Route {
         match &self.hop {
             Hop::Device(device) => write!(f, "{} dev {device}", self.destination)?,
             Hop::Throw => write!(f, "throw {}", self.destination)?,
-            Hop::Unreachable => write!(f, "unreachable {}", self.destination)?,
+            Hop::Blackhole => write!(f, "blackhole {}", self.destination)?,
         }
         write!(f, " table {} metric {}", self.table, self.metric)
     }

@@ -93,7 +93,7 @@ sysctl net/ipv6/conf/dibs1/addr_gen_mode=1
 ip link set dibs1 mtu 65535
 tc qdisc replace dev dibs1 root noqueue
 ip link set dibs1 up
-ip -4 route add unreachable 0.0.0.0/0 table 5201 metric 4294967295
+ip -4 route add blackhole 0.0.0.0/0 table 5201 metric 4294967295
 ip address add 10.0.1.1/32 dev dibs1
 ip -4 route add 10.0.1.2/32 dev dibs1 table 5200 metric 1001
 ip -4 route add 0.0.0.0/0 dev dibs1 table 5201 metric 1
@@ -154,7 +154,7 @@ ip6tables-restore --noflush --wait <<EOF
 -I POSTROUTING 1 -j DIBS-POSTROUTING
 COMMIT
 EOF
-ip -6 route add unreachable ::/0 table 5203 metric 4294967295
+ip -6 route add blackhole ::/0 table 5203 metric 4294967295
 ip -6 route add ::/0 dev tun9 table 5203 metric 1
 ip -6 rule add fwmark 0x3000000/0xf000000 table 5203 priority 5200
 ip6tables-restore --noflush --wait <<EOF
@@ -179,12 +179,12 @@ EOF
 }
 
 #[test]
-fn fail_open_has_neither_guard_nor_unreachable() {
+fn fail_open_has_neither_guard_nor_blackhole() {
     let text = text(&Desired {
         fail: Fail::Open,
         ..one()
     });
-    assert!(!text.contains("POSTROUTING") && !text.contains("unreachable 0"));
+    assert!(!text.contains("POSTROUTING") && !text.contains("blackhole 0"));
     // Who lets packets out in plain has to take them in plain.
     assert!(text.contains("-g DIBS-IN-1") && !text.contains("LOCKED") && !text.contains("PLAIN"));
     assert!(text.contains("-g DIBS-SET-1") && text.contains("fwmark 0x1000000/0xf000000"));

@@ -97,7 +97,7 @@ fn no_marked_packet_can_leave_in_plain(state: &State) {
                 .map(|rule| rule.table);
             let closed = |table| {
                 state.network.routes.iter().any(|route| {
-                    (route.table, &route.hop) == (table, &Hop::Unreachable)
+                    (route.table, &route.hop) == (table, &Hop::Blackhole)
                         && route.destination == family.any()
                 })
             };
