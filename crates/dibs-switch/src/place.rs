@@ -158,6 +158,13 @@ impl Place {
         });
     }
 
+    /// Has it follow at once what comes by a bump, with the next mark that says plain by no choice.
+    pub(crate) fn end_hold(&mut self) {
+        if let Some(written) = &mut self.written {
+            (written.left, written.held) = (None, None);
+        }
+    }
+
     /// True if its mark says that it left a bump by no choice.
     pub fn has_left(&self) -> bool {
         self.held().is_some()

@@ -190,6 +190,33 @@ fn busy_connections_go_there_and_back_by_the_server() {
     });
 }
 
+/// A connection that has just left a bump by a rule is held in plain for some seconds, but not if its peer is asked to go back.
+#[test]
+fn busy_connections_go_there_and_back_by_a_rule_of_the_server() {
+    isolated(|| {
+        Homes::run(|net| {
+            let mut talks = Vec::new();
+            for n in 0..4 {
+                let (laptop, from) = (n % 2, FROM + n as u16);
+                let ends = net.connect(laptop, from, 7000)?;
+                talks.push(Talk::over(&net.laptops[laptop].host, &net.b.host, ends)?);
+            }
+            let advance = || talks.iter().try_for_each(|talk| talk.advance(64 << 10));
+            for round in 0..10 {
+                let rule = ["rule", "add", "--sport", "7000", "--bump", "seal"];
+                let made = net.b.ctl(&rule)?;
+                net.b
+                    .wait_bump(7000, "seal")
+                    .and_then(|()| advance())
+                    .with_context(|| format!("round {round}"))?;
+                net.b.ctl(&["rule", "del", &made["id"].to_string()])?;
+                advance().with_context(|| format!("round {round}, in plain"))?;
+            }
+            talks.into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
 /// A device behind the laptop's router has the laptop's address there. Rules of the server mean the laptop's connections, and
 /// nothing else.
 #[test]

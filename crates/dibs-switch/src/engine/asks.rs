@@ -141,6 +141,8 @@ async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowK
     let marks = || {
         let is_chosen = |pair: &&FlowKey| m.conns(|conns| conns.get(pair).place.is_chosen(None));
         chosen.extend(plain.iter().filter(is_chosen));
+        // One that has just left a bump by a rule is held in plain.
+        m.conns(|conns| conns.update_each(&chosen, |conn| conn.place.end_hold()));
         let marks = chosen.iter();
         marks.map(|pair| Mark::moved(*pair, None)).collect()
     };
