@@ -297,9 +297,10 @@ pub(super) fn listen<M: Machine>(m: &M, pairs: impl Iterator<Item = FlowKey>) {
 
 /// Connections of these of which the peer has not shown in plain that it has all that they sent: a router on the way that has not
 /// seen that drops, or answers with a reset, what acknowledges it. Those that both ends call alike count only if the peer has shown
-/// something `since` then: it does not keep them up. None where plain is not kept open.
+/// something `since` then: it does not keep them up. None where plain is not kept open, and none that is in plain already.
 pub(super) async fn behind<M: Machine>(m: &M, pairs: &[FlowKey], since: Time) -> BTreeSet<FlowKey> {
-    let is_shown = |pair: &&FlowKey| is_shown(m, pair);
+    let is_bumped = |pair: &FlowKey| m.conns(|conns| !m.is_outside(conns.get(pair).place.marked()));
+    let is_shown = |pair: &&FlowKey| is_bumped(pair) && is_shown(m, pair);
     let shown: BTreeSet<FlowKey> = pairs.iter().filter(is_shown).copied().collect();
     if shown.is_empty() || !m.keeps_plain_open() {
         return BTreeSet::new();

@@ -139,7 +139,7 @@ async fn carry_out<M: Machine>(
             }
             Step::Mark => {
                 let faults = match switch.explicit {
-                    true => m.mark_choices(&pairs).await,
+                    true => mark_agreed(m, &pairs, bump).await,
                     false => mark_moved(m, &pairs, bump).await,
                 };
                 reasons.extend(faults.values().map(ToString::to_string));
@@ -214,6 +214,24 @@ pub(super) async fn unlock_leaving<M: Machine>(m: &M, pairs: &[FlowKey], bump: O
     if !leaving.is_empty() {
         m.unlock(&leaving).await;
     }
+}
+
+/// Marks connections by a choice of the peer, which may have gone there already. A later one of this host for the same bump, of which the
+/// peer is still asked, keeps none of them where it was.
+async fn mark_agreed<M: Machine>(m: &M, pairs: &[FlowKey], bump: Option<BumpId>) -> Failed<M> {
+    let mut failed = m.mark_choices(pairs).await;
+    let marks = || {
+        m.conns(|conns| {
+            let is_same = |pair: &&FlowKey| {
+                let conn = conns.get(pair);
+                conn.is_asked() && conn.choice.get().is_some_and(|choice| choice.bump == bump)
+            };
+            let same = pairs.iter().filter(is_same);
+            same.map(|pair| Mark::new(*pair, bump, true)).collect()
+        })
+    };
+    failed.extend(m.mark(marks).await);
+    failed
 }
 
 /// Marks connections, by no choice, but those for which one has come. What leaves for plain is kept there by OVERRIDE while the far
