@@ -48,6 +48,10 @@ const TCP_SACK_PERM: u8 = 0x02;
 const TCP_BE_LIBERAL: u8 = 0x08;
 /// TCP_CONNTRACK_ESTABLISHED.
 const TCP_ESTABLISHED: u8 = 3;
+/// TCP_CONNTRACK_LAST_ACK: both ends sent a FIN.
+const TCP_LAST_ACK: u8 = 6;
+/// TCP_CONNTRACK_TIME_WAIT: both FINs were acknowledged.
+const TCP_TIME_WAIT: u8 = 7;
 /// TCP_CONNTRACK_CLOSE: a RST was seen.
 const TCP_CLOSE: u8 = 8;
 
@@ -92,6 +96,11 @@ impl Connection {
     /// The connection as either end may have begun it.
     pub fn ends(&self) -> [FlowKey; 2] {
         [self.original, self.original.reversed()]
+    }
+
+    /// True if conntrack saw both ends finish.
+    pub fn has_finished(&self) -> bool {
+        matches!(self.tcp_state, Some(TCP_LAST_ACK | TCP_TIME_WAIT))
     }
 
     /// True if conntrack saw a RST of it.

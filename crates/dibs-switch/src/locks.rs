@@ -203,7 +203,7 @@ impl Lock {
 
     /// Correction of the entry that conntrack has of it. `lives`: there is a socket of it here, and neither end has
     /// begun to end it, or one has.
-    pub fn mend(&self, Entry { mark, closed }: Entry, lives: Option<bool>) -> Option<Mend> {
+    pub fn mend(&self, Entry { mark, closed, .. }: Entry, lives: Option<bool>) -> Option<Mend> {
         match lives {
             Some(_) if !mark.locked => {
                 let locked = self.locked().filter(|bump| Some(*bump) == mark.bump);

@@ -266,9 +266,19 @@ impl Conn {
         if goes_on {
             self.choice.rename(Socket::UNKNOWN);
         } else {
-            self.ended |= self.is_marked();
+            self.ended = self.is_marked();
             self.lock.release();
         }
+    }
+
+    /// Notes that both ends of the connection, which passes this host, have finished: its entry is not made again once it is gone.
+    pub(crate) fn finish(&mut self) {
+        self.ended = true;
+    }
+
+    /// Notes that the kernel has it nowhere any more: its end is of interest only as long as anything is known of its mark.
+    pub(crate) fn forget_end(&mut self) {
+        self.ended &= self.is_marked();
     }
 
     /// Notes that it has an entry, and goes on.

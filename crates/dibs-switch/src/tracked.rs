@@ -12,6 +12,8 @@ pub struct Entry {
     pub mark: SeenMark,
     /// Conntrack saw a RST of it.
     pub closed: bool,
+    /// Conntrack saw both ends finish.
+    pub finished: bool,
 }
 
 /// Correction of an entry.

@@ -162,6 +162,7 @@ impl Daemon {
         Entry {
             mark: self.seen(found),
             closed: found.was_closed(),
+            finished: found.has_finished(),
         }
     }
 

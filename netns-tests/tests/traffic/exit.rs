@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_netns::Host;
@@ -512,6 +512,36 @@ fn what_begins_while_the_server_is_away_waits_or_leaves_directly() {
             net.talk(&host, 0, web(80))?.finish()?;
             exchange(&mut direct, 100_000)?;
             talk.finish()
+        })
+    });
+}
+
+/// Entries of connections that ended expire while the server's daemon is away, or has just looked. Made again, they would stand in the
+/// way of later connections of the same ports for days.
+#[test]
+fn what_ended_is_not_tracked_again_by_a_daemon_that_starts() {
+    isolated(|| {
+        Households::run(1, |net| {
+            net.b
+                .host
+                .run("sysctl -q net.netfilter.nf_conntrack_tcp_timeout_time_wait=4")?;
+            net.homes[0].node.ctl(&ALL)?;
+            let device = net.homes[0].devices[0].clone();
+            for _ in 0..3 {
+                // One expires at each moment of the next restart.
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_secs(3) {
+                    exchange(&mut net.connect(&device, 0, web(443))?, 1000)?;
+                }
+                net.b.stop(Signal::SIGKILL)?;
+                net.b.start()?;
+                net.homes[0].node.wait_until_joined(2)?;
+            }
+            wait("an end to all that is tracked", || {
+                let listed = net.b.host.run("conntrack -L -p tcp");
+                listed.is_ok_and(|text| !text.contains("port=443"))
+            })?;
+            exchange(&mut net.connect(&device, 0, web(443))?, 1000)
         })
     });
 }

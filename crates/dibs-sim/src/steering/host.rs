@@ -459,6 +459,7 @@ impl Host {
                     ..mark.seen()
                 },
                 closed: false,
+                finished: false,
             };
             event = match next {
                 Event::New(mark) => entries::Event::New(ends, entry(mark, mark != Mark::default())),

@@ -82,8 +82,13 @@ pub(super) fn ruling<'a>(
 pub(super) fn tracked<'a>(chains: &Chains, pairs: impl Iterator<Item = &'a FlowKey>) -> Tracked {
     let entry = |pair: &FlowKey| {
         let mark = chains.marks.get(pair)?.seen();
-        let closed = false;
-        Some((*pair, Entry { mark, closed }))
+        let (closed, finished) = (false, false);
+        let entry = Entry {
+            mark,
+            closed,
+            finished,
+        };
+        Some((*pair, entry))
     };
     Tracked::new(pairs.filter_map(entry).collect())
 }
@@ -296,11 +301,12 @@ impl Machine for Host {
     }
 
     async fn entry(&self, pair: &FlowKey) -> Result<Option<Entry>, Unable> {
-        let closed = false;
+        let (closed, finished) = (false, false);
         let chains = self.chains.borrow();
         let entry = |mark: &super::Mark| Entry {
             mark: mark.seen(),
             closed,
+            finished,
         };
         Ok(chains.marks.get(pair).map(entry))
     }

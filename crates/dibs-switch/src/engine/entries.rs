@@ -103,7 +103,16 @@ async fn handle_update<M: Machine>(
 ) -> Result<Option<Marked<M::Live>>, M::Fault> {
     let had = m.conns(|conns| conns.either(ends).place.followed());
     m.note_followed(ends, entry.mark.bump).await;
+    note_finished(m, ends, entry);
     handle_mark(m, ends, entry, had).await
+}
+
+/// Notes connections that pass this host and have ended. Nobody may hear that their entries expire, and an entry that is missing is made
+/// again, by which a later connection of the same ends comes to nothing.
+fn note_finished<M: Machine>(m: &M, ends: &Ends, entry: Entry) {
+    for pair in ends.iter().filter(|pair| entry.finished && m.passes(pair)) {
+        update(m, pair, Conn::finish);
+    }
 }
 
 /// The entry of a connection is gone: it is made again if the connection is chosen or follows, and goes on.
@@ -130,6 +139,7 @@ async fn catch_up<M: Machine>(m: &M) -> Result<Vec<Marked<M::Live>>, M::Fault> {
     let mut marked = Vec::new();
     for (ends, entry) in &entries {
         m.note_followed(ends, entry.mark.bump).await;
+        note_finished(m, ends, *entry);
         if entry.mark.chosen {
             marked.extend(handle_mark(m, ends, *entry, None).await?);
         }
@@ -184,6 +194,9 @@ pub async fn adopt<M: Machine>(m: &M) -> Result<(), M::Fault> {
         let socket = live.map(|live| live.meant().socket);
         update(m, &pair, |conn| conn.adopt_mark(mark, socket, by, m.now()));
     }
+    for (ends, entry) in &entries {
+        note_finished(m, ends, *entry);
+    }
     Ok(())
 }
 
@@ -234,6 +247,7 @@ async fn restore<M: Machine>(m: &M, pair: FlowKey, passes: bool) -> Result<(), M
         _ if lives => mark_as_it_stands(m, pair, None).await,
         Some(_) => {
             m.note_followed(&[pair, pair.reversed()], None).await;
+            update(m, &pair, Conn::forget_end);
             Ok(())
         }
         None => Ok(()),
