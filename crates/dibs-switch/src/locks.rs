@@ -344,7 +344,12 @@ mod tests {
                 carried: true,
                 told: true,
             };
-            Entry { mark, closed }
+            let finished = false;
+            Entry {
+                mark,
+                closed,
+                finished,
+            }
         };
         for (entry, lives, mend) in [
             (

@@ -130,7 +130,10 @@ pub(crate) async fn install(daemon: &Daemon) -> anyhow::Result<()> {
 pub(crate) async fn retire(daemon: &Daemon) -> anyhow::Result<()> {
     let due = {
         let mut state = daemon.state.borrow_mut();
-        let used = state.in_use();
+        let mut used = state.in_use();
+        // What our marks have on a bump stays on it, though neither rules nor choices say so: rules may come and go quickly.
+        let written = { state.conns.iter() }.filter_map(|(_, conn)| conn.place.written());
+        used.extend(written.flatten());
         // While a peer is asked for its part, the connection stands where it stood: on any of them.
         let asked = state.conns.iter().any(|(_, conn)| conn.is_asked());
         for (bump, unused) in &mut state.installed {

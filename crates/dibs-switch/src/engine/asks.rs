@@ -132,7 +132,11 @@ pub async fn carry_out<M: Machine>(m: &M, peer: usize, moves: &mut [Move<M>]) ->
 /// Lets connections in plain that routers translate follow what comes by a bump, those that were chosen to be in plain as well: the peer
 /// goes there first. A router that translates answers with a reset what acknowledges in plain what it has not seen. Returns those that were chosen.
 async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowKey> {
-    let is_plain = |live: &&M::Live| stands_on(m, live).is_none() && m.marked(live).is_none();
+    // A rule that is new says the bump already.
+    let is_plain = |live: &&M::Live| {
+        let known = m.conns(|conns| conns.get(&live.pair()).place.marked());
+        known.or(m.marked(live)).is_none()
+    };
     // Of others no router translates what goes in plain, or they began on a bump.
     let translated = { lives.iter().filter(is_plain) }.map(|live| live.pair());
     let plain: Vec<FlowKey> = translated.filter(|pair| m.is_matched(pair)).collect();

@@ -459,7 +459,9 @@ pub async fn follow<M: Machine>(m: &M, lives: &[M::Live], goal: Goal) -> Kept {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
             let moves = follow_some(m, peer, lives, (&going, goal.ground), answers).await;
-            kept.extend(behind(m, &moves));
+            let behind = behind(m, &moves);
+            keep(m, lives, &behind);
+            kept.extend(behind);
             answers = moves.iter().any(|(_, asked)| asked.answer().is_ok());
         }
     }
@@ -498,7 +500,18 @@ async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
             }
         }
     }
-    for live in lives.iter().filter(|live| !ruled.contains(&live.pair())) {
+    let unruled = { lives.iter() }.filter(|live| !ruled.contains(&live.pair()));
+    keep(m, unruled, &refusals);
+    refusals
+}
+
+/// Notes that connections stay on their bumps for these reasons: their peers are to have the bumps ready although no rule needs them any more.
+fn keep<'a, M: Machine<Live: 'a>>(
+    m: &M,
+    lives: impl IntoIterator<Item = &'a M::Live>,
+    refusals: &Kept,
+) {
+    for live in lives {
         let pair = live.pair();
         if let Some((why, bump)) = refusals.get(&pair).zip(stands_on(m, live)) {
             let now = m.now();
@@ -506,7 +519,6 @@ async fn keep_uncarried<M: Machine>(m: &M, lives: &[M::Live]) -> Kept {
         }
     }
     m.wake(Task::Tell);
-    refusals
 }
 
 /// Moves of these that came to nothing, because routers had not heard of all that went by the bump.

@@ -9,6 +9,15 @@ use dibs_wire::FlowKey;
 const SOCKET: Socket = Socket(77);
 const START: Time = Time::from_nanos(1_000_000_000_000);
 
+fn entry(mark: SeenMark, closed: bool) -> Entry {
+    let finished = false;
+    Entry {
+        mark,
+        closed,
+        finished,
+    }
+}
+
 fn choose(conns: &mut ConnTable, number: u8) {
     conns.update(&pair(), |conn| {
         conn.choice.propose(SOCKET, BumpId::new(number), 7, 0);
@@ -148,7 +157,7 @@ fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
             choose(&mut conns, number);
         }
         let (mark, closed) = (seen(on, false), false);
-        let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
+        let tracked = Tracked::new(vec![(pair(), entry(mark, closed))]);
         let is_it = |other: &FlowKey| *other == pair();
         let lives = |other: &FlowKey| lives.filter(|_| is_it(other));
         let mends = conns.mend_locks(START, &[pair()], &tracked, lives, |_| passes);
@@ -178,7 +187,7 @@ fn what_is_due_is_locked_and_what_has_ended_is_unlocked_unless_its_other_end_is_
         let mut conns = ConnTable::default();
         conns.update(&pair(), |conn| conn.lock.confirm(bump(1), START));
         let closed = false;
-        let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
+        let tracked = Tracked::new(vec![(pair(), entry(mark, closed))]);
         let lives = |pair: &FlowKey| alive.contains(pair).then_some(true);
         let mends = conns.mend_locks(START + GRACE, &[pair()], &tracked, lives, |_| false);
         let mends: Vec<Mend> = mends.into_iter().map(|(_, mend)| mend).collect();
