@@ -31,8 +31,6 @@ const MAX_OPENING: usize = 256;
 
 /// How often a peer is told of the same broken epoch.
 const REPORT_SPACING: Duration = Duration::from_millis(20);
-/// Time in which it is said that a connection comes from plain whose kernel may have followed its peer to the bump before.
-const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Counters of a connection that the user sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -456,14 +454,12 @@ impl Conn {
     }
 
     /// A connection of these ends comes from plain. What was here may be an earlier one, which the peer called otherwise: the flow is
-    /// opened anew. True if what waits of it is of an earlier time.
-    pub fn come_from_plain(&mut self, now: Time) -> bool {
-        self.acked = None;
-        let spoke = self.sent_end.take().is_some();
-        if spoke {
+    /// opened anew.
+    pub fn come_from_plain(&mut self) {
+        if self.sent_end.is_some() {
             self.out.begin_anew();
         }
-        spoke && now.since(self.last_seen) > FOLLOWED_WITHIN
+        (self.sent_end, self.acked) = (None, None);
     }
 
     /// Numbers of both kernels are not compared: nothing between them changed those of a connection that began here, and those of one

@@ -88,19 +88,6 @@ impl Peer {
         (&mut self.receiver, cx)
     }
 
-    /// What waits of these connections is of an earlier time: of no use, or of others between the same ports.
-    pub(super) fn forget_waiting(&mut self, shared: &mut Shared, conns: &[Key]) {
-        let queues = &mut self.queues;
-        for waiting in [&mut queues.segments, &mut queues.shares.segments] {
-            waiting.retain(|empty| !conns.contains(&empty.conn));
-        }
-        for key in conns {
-            if let Some(conn) = self.flows.get_mut(*key) {
-                queues.fq.forget(&mut shared.pool, *key, &mut conn.out);
-            }
-        }
-    }
-
     /// Queues a segment without data, beside the stream.
     fn queue_empty(
         &mut self,

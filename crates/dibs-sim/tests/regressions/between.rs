@@ -249,8 +249,6 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   numbers were taken to differ (704652, 3201695).
 /// - The last byte of a renumbered connection was all that was sent again, and could as well have asked whether the other end is there
 ///   (2199028002990, 2199040002886).
-/// - What waited for two paths of an earlier connection was sent as of the next one of the same ends, whose numbers were taken to differ
-///   (1099520001141).
 /// - A host that left first had said nothing by its bump, and its first word made it take data by the bump again, which it acknowledged in
 ///   plain (2199026002778).
 /// - A connection began with the ends of one that had ended while that was looked for, and was taken for it: its choice was forgotten, and
@@ -317,7 +315,6 @@ fn seeds_that_failed_keep_all_promises() {
         3_201_695,
         2_199_028_002_990,
         2_199_040_002_886,
-        1_099_520_001_141,
         2_199_026_002_778,
         1_099_513_438_422,
         2_199_025_061_719,
