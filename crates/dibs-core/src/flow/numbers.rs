@@ -148,10 +148,9 @@ impl Numbers {
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
         self.peers_seq = Some(seq);
         // A byte that the local kernel has may only ask whether that is still there (RFC 9293, 3.8.4): it is not ignored, and nothing
-        // gets on by it. The last byte of data is pushed, and is sent again without end if its acknowledgement is not understood.
+        // gets on by it.
         let has = |end| self.acked.is_none_or(|acked| acked == end);
-        let is_pushed = tcp.flags & flags::PSH != 0;
-        self.is_data |= data.is_some_and(|len| len != 1 || is_pushed || !has(seq.add(1)));
+        self.is_data |= data.is_some_and(|len| len != 1 || !has(seq.add(1)));
         note_first(&mut self.first[1], seq);
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
     }
@@ -307,36 +306,33 @@ mod tests {
     #[test]
     fn a_kernel_that_only_asks_whether_the_other_one_is_there_does_not_differ() {
         let [acked, given] = [1000, 500].map(SeqNumber::new);
-        let asks = (acked.add(u32::MAX), 0);
-        // Another byte the local kernel would have to take, and the last one of data it would have to acknowledge.
-        for data in [(acked, 0), (acked.add(u32::MAX), flags::PSH)] {
-            let mut numbers = Numbers {
-                sent_end: Some(given.add(1 << 17)),
-                sent_by: BumpId::new(1),
-                ..Numbers::default()
-            };
-            let mut hear = |(seq, push), seconds| {
-                let tcp = TcpFields {
-                    flags: flags::ACK | push,
-                    window: 0,
-                    ack: given,
-                    timestamps: None,
-                    meta: None,
-                    options: None,
-                    urgent: None,
-                };
-                numbers.note_peers(seq, &tcp, Some(1));
-                let now = Time::ZERO + Duration::from_secs(seconds);
-                let compared = numbers.compare(now, BumpId::new(1));
-                numbers.acked = Some(acked);
-                compared
-            };
-            for seconds in [0, 5, 10] {
-                assert_eq!(hear(asks, seconds), Compared::Open);
-            }
-            assert_eq!(hear(data, 11), Compared::Open);
-            assert_eq!(hear(data, 13), Compared::Differ);
+        let mut numbers = Numbers {
+            sent_end: Some(given.add(1 << 17)),
+            sent_by: BumpId::new(1),
+            ..Numbers::default()
+        };
+        let tcp = TcpFields {
+            flags: flags::ACK,
+            window: 0,
+            ack: given,
+            timestamps: None,
+            meta: None,
+            options: None,
+            urgent: None,
+        };
+        let mut hear = |seq, seconds| {
+            numbers.note_peers(seq, &tcp, Some(1));
+            let now = Time::ZERO + Duration::from_secs(seconds);
+            let compared = numbers.compare(now, BumpId::new(1));
+            numbers.acked = Some(acked);
+            compared
+        };
+        for seconds in [0, 5, 10] {
+            assert_eq!(hear(acked.add(u32::MAX), seconds), Compared::Open);
         }
+        // Another byte it would have to take.
+        assert_eq!(hear(acked, 11), Compared::Open);
+        assert_eq!(hear(acked, 13), Compared::Differ);
     }
 
     #[test]
