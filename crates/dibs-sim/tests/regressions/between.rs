@@ -245,10 +245,6 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A host that was to take a renumbered connection back knocked for a rule that was gone, for as long as it would have tried to
 ///   (2199040001598).
 /// - A connection that was let follow its peer was put back by a choice for plain that the peer had not agreed to (1099513443844).
-/// - Data in front of what came by a bump was lost in plain, and the bump carried nothing for long, so TCP did not send it again: the
-///   numbers were taken to differ (704652, 3201695).
-/// - A host that left first had said nothing by its bump, and its first word made it take data by the bump again, which it acknowledged in
-///   plain (2199026002778).
 /// - A connection began with the ends of one that had ended while that was looked for, and was taken for it: its choice was forgotten, and
 ///   its mark cleared (1099513438422).
 /// - A simulated kernel acknowledged with a number beyond a window that had closed, which a router answered with a reset (2199025061719).
@@ -309,9 +305,6 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_023_901_054,
         2_199_040_001_598,
         1_099_513_443_844,
-        704_652,
-        3_201_695,
-        2_199_026_002_778,
         1_099_513_438_422,
         2_199_025_061_719,
         2_199_033_000_369,
