@@ -65,7 +65,7 @@ pub struct Route {
 pub enum Hop {
     /// It leaves by this device.
     Device(DeviceName),
-    /// It goes nowhere, and its sender is not told: a connection that begins waits.
+    /// Nowhere, and senders are not told: connections that begin wait.
     Blackhole,
     /// The tables asked later decide.
     Throw,
