@@ -516,6 +516,28 @@ fn what_begins_while_the_server_is_away_waits_or_leaves_directly() {
     });
 }
 
+/// The gateway's kernel answers nothing to devices while its daemon is away, so their calls come again.
+#[test]
+fn what_begins_while_the_gateways_daemon_is_away_waits() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let device = net.homes[0].devices[0].clone();
+            let _listens = net.web.in_ns(|| std::net::TcpListener::bind(web(22)))?;
+            net.homes[0].node.ctl(&ALL)?;
+            ensure!(reaches(&device, web(22)), "before");
+            net.homes[0].node.stop(Signal::SIGKILL)?;
+            let called = device
+                .in_ns(|| TcpStream::connect_timeout(&web(22), Duration::from_secs(2)).map(drop));
+            let kind = called.map_err(|error| error.kind());
+            ensure!(kind == Err(io::ErrorKind::TimedOut), "{kind:?}");
+            net.homes[0].node.start()?;
+            net.homes[0].node.wait_until_joined(2)?;
+            ensure!(reaches(&device, web(22)), "afterwards");
+            Ok(())
+        })
+    });
+}
+
 /// Entries of connections that ended expire while the server's daemon is away, or has just looked. Made again, they would stand in the
 /// way of later connections of the same ports for days.
 #[test]
