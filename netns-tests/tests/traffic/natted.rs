@@ -166,17 +166,22 @@ fn the_server_begins_with_what_routers_translate() {
     });
 }
 
+/// Transfers over two connections of each laptop, in plain.
+fn four_talks(net: &Homes) -> Result<Vec<Talk>> {
+    let talk = |n: u16| {
+        let laptop = usize::from(n % 2);
+        let ends = net.connect(laptop, FROM + n, 7000)?;
+        Talk::over(&net.laptops[laptop].host, &net.b.host, ends)
+    };
+    (0..4).map(talk).collect()
+}
+
 /// A server that acknowledged in plain what the laptop sent by the bump already would be answered by the laptop's router with a reset.
 #[test]
 fn busy_connections_go_there_and_back_by_the_server() {
     isolated(|| {
         Homes::run(|net| {
-            let mut talks = Vec::new();
-            for n in 0..4 {
-                let (laptop, from) = (n % 2, FROM + n as u16);
-                let ends = net.connect(laptop, from, 7000)?;
-                talks.push(Talk::over(&net.laptops[laptop].host, &net.b.host, ends)?);
-            }
+            let talks = four_talks(net)?;
             for round in 0..10 {
                 for bump in ["seal", "plain"] {
                     let advance = |talk: &Talk| talk.advance(64 << 10);
@@ -195,12 +200,7 @@ fn busy_connections_go_there_and_back_by_the_server() {
 fn busy_connections_go_there_and_back_by_a_rule_of_the_server() {
     isolated(|| {
         Homes::run(|net| {
-            let mut talks = Vec::new();
-            for n in 0..4 {
-                let (laptop, from) = (n % 2, FROM + n as u16);
-                let ends = net.connect(laptop, from, 7000)?;
-                talks.push(Talk::over(&net.laptops[laptop].host, &net.b.host, ends)?);
-            }
+            let talks = four_talks(net)?;
             let advance = || talks.iter().try_for_each(|talk| talk.advance(64 << 10));
             for round in 0..10 {
                 let rule = ["rule", "add", "--sport", "7000", "--bump", "seal"];
