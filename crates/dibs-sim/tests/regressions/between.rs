@@ -248,6 +248,7 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A connection began with the ends of one that had ended while that was looked for, and was taken for it: its choice was forgotten, and
 ///   its mark cleared (1099513438422).
 /// - A simulated kernel acknowledged with a number beyond a window that had closed, which a router answered with a reset (2199025061719).
+/// - A host agreed to follow its peer to plain, and stayed on its bump, because its own user had asked for plain meanwhile (2199033000369).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -306,6 +307,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_513_443_844,
         1_099_513_438_422,
         2_199_025_061_719,
+        2_199_033_000_369,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
