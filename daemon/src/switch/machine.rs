@@ -204,11 +204,10 @@ impl Machine for Daemon {
         let up = sessions::sessions(self).await?;
         let mut routers: HashMap<IpAddr, BTreeSet<usize>> = HashMap::new();
         for path in self.driver.snapshot().await?.paths {
-            if up[path.peer] {
-                routers
-                    .entry(path.remote.ip())
-                    .or_default()
-                    .insert(path.peer);
+            let address = path.remote.ip();
+            // What comes from a peer's own address is known to be its own.
+            if up[path.peer] && self.host.peer_behind(address).is_none() {
+                routers.entry(address).or_default().insert(path.peer);
             }
         }
         Ok(connections::strange(&self.kernel, &routers).await?)
