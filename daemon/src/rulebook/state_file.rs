@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use dibs_config::PublicKey;
 use dibs_control::{NewRule, RuleId, Selector};
+use dibs_core::node::MovedPort;
 use dibs_policy::claim::{self, Claim};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Socket};
@@ -56,6 +58,9 @@ pub struct Saved {
     /// Live connections that peers call by other addresses.
     #[serde(default)]
     pub(crate) matched: Vec<SavedMatch>,
+    /// Connections that have another port here than at the peer.
+    #[serde(default)]
+    pub(crate) moved: Vec<SavedPort>,
 }
 
 /// A rule as its user wrote it.
@@ -132,6 +137,20 @@ pub(crate) struct SavedMatch {
     pub(crate) socket: Socket,
 }
 
+/// A connection that has another port here than at the peer, both names as this host sends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedPort {
+    /// The connection.
+    #[serde(with = "Conn")]
+    pub(crate) conn: FlowKey,
+    /// Name at the peer.
+    #[serde(with = "Conn")]
+    pub(crate) theirs: FlowKey,
+    /// The peer's public key.
+    pub(crate) peer: String,
+}
+
 impl Default for Saved {
     fn default() -> Self {
         Self {
@@ -145,6 +164,7 @@ impl Default for Saved {
             clock: None,
             preferences: Wishes::default(),
             matched: Vec::new(),
+            moved: Vec::new(),
         }
     }
 }
@@ -169,6 +189,17 @@ impl Saved {
         let named = self.devices.iter();
         let named = named.filter_map(|(number, name)| Some((BumpId::new(*number)?, name.as_str())));
         translation(carried, named)
+    }
+
+    /// Connections with another port here than at the peer that has this public key.
+    pub(crate) fn moved_ports(&self, peer: &PublicKey) -> Vec<MovedPort> {
+        let peer = peer.to_string();
+        let of_peer = self.moved.iter().filter(|saved| saved.peer == peer);
+        let port = |saved: &SavedPort| MovedPort {
+            ours: saved.conn,
+            theirs: saved.theirs,
+        };
+        of_peer.map(port).collect()
     }
 
     /// The text of the file.

@@ -205,6 +205,10 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
             });
         }
         Event::SilentPorts { peer, ports } => sessions::handle_report(daemon, peer, &ports),
+        Event::MovedPorts { peer, ports } => {
+            daemon.state.borrow_mut().peers[peer].moved_ports = ports;
+            daemon.save_or_warn();
+        }
         Event::Control { .. } | Event::Drained { .. } | Event::Stranger { .. } => {
             unreachable!("messages, ends of drains and strangers are taken before")
         }

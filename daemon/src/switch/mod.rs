@@ -30,6 +30,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dibs_config::Config;
+use dibs_core::node::MovedPort;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::{Binding, ClassRule, Desired};
 use dibs_settings::BumpId;
@@ -58,7 +59,7 @@ use crate::host::process::now;
 use crate::kernel::{Kernel, connections};
 use crate::rulebook::kept::{Keeper, desired};
 use crate::rulebook::rules::Rule;
-use crate::rulebook::state_file::{Saved, SavedChoice, SavedMatch, StateFile};
+use crate::rulebook::state_file::{Saved, SavedChoice, SavedMatch, SavedPort, StateFile};
 use crate::rulebook::{Active, FlowSchedulers, RuleBook};
 
 /// The main thread's side of the daemon.
@@ -203,6 +204,14 @@ impl Daemon {
             peer: self.config.peers[known.peer].public_key.to_string(),
             socket: known.socket,
         };
+        let moved = state.peers.iter().zip(&self.config.peers);
+        let moved = moved.flat_map(|(state, peer)| {
+            state.moved_ports.iter().map(|port| SavedPort {
+                conn: port.ours,
+                theirs: port.theirs,
+                peer: peer.public_key.to_string(),
+            })
+        });
         let saved = Saved {
             next_rule: state.rules.next(),
             rules: state.rules.saved().to_vec(),
@@ -226,6 +235,7 @@ impl Daemon {
                 .collect(),
             preferences: self.preferences.borrow().wishes().clone(),
             matched: matched.iter().map(as_saved).collect(),
+            moved: moved.collect(),
             ..Saved::default()
         };
         self.file.save(saved)
@@ -295,6 +305,8 @@ pub(crate) struct PeerState {
     pub(crate) silent_here: silence::Here,
     /// Ports of it that do not answer this host.
     pub(crate) silent_there: silence::There,
+    /// Connections that have another port here than there.
+    pub(crate) moved_ports: Vec<MovedPort>,
 }
 
 impl State {
@@ -419,6 +431,7 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
         let engaged = bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS.get());
         PeerState {
             wants: Wants::restored(engaged),
+            moved_ports: saved.moved_ports(&peer.public_key),
             ..PeerState::default()
         }
     };

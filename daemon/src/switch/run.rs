@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -20,14 +19,14 @@ use tokio::time::{MissedTickBehavior, interval, interval_at, timeout};
 
 use crate::control::{Caller, ROOT, metrics, socket};
 use crate::data::bumps::Bumps;
-use crate::data::{Driver, Notices, Rpc, thread};
+use crate::data::{Notices, Rpc, thread};
 use crate::host::endpoints::Endpoints;
 use crate::host::interfaces::{Interfaces, Inventory};
 use crate::host::preferences::Preferences;
 use crate::host::{Host, process};
 use crate::kernel::{Kernel, Steerer, connections};
 use crate::rulebook::state_file;
-use crate::rulebook::state_file::StateFile;
+use crate::rulebook::state_file::{Saved, StateFile};
 use crate::switch::{
     Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths,
     rule_changes, sessions, startup, steering,
@@ -84,8 +83,10 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<End> {
     let listed = interfaces.list().await?;
     let inventory = listed.shared_out(&config.paths, &Inventory::default());
     let preferences = Preferences::new(&config, &saved.preferences);
+    let node = data_path(&config, &inventory, &preferences, &saved)?;
+    let names = config.paths.iter().map(|path| path.name.clone()).collect();
     let (driver, notices, thread) =
-        start_data_path(&config, &inventory, &preferences, state_file.earliest())?;
+        thread::start(node, names, state_file.earliest()).context("cannot start the data path")?;
     let own_id = host_id(
         dibs_config::read_private_key(&config.daemon.private_key_file)?
             .public()
@@ -227,27 +228,26 @@ async fn main_loop(
     }
 }
 
-fn start_data_path(
+/// The data path, which is to be started.
+fn data_path(
     config: &Config,
     inventory: &Inventory,
     preferences: &Preferences,
-    earliest: Duration,
-) -> anyhow::Result<(Driver, Notices, JoinHandle<std::io::Result<()>>)> {
+    saved: &Saved,
+) -> anyhow::Result<Node> {
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
     let now = Time::from_nanos(dibs_io::boottime_ns());
     let mut node = startup::node_config(config, inventory)?;
     preferences.put_into(&mut node, config);
     let mut node = Node::new(now, node, seed)?;
-    for peer in 0..config.peers.len() {
-        if let Some(ticket) = startup::own_ticket(config, peer) {
-            node.set_ticket(peer, ticket);
+    for (number, peer) in config.peers.iter().enumerate() {
+        node.set_moved_ports(number, &saved.moved_ports(&peer.public_key));
+        if let Some(ticket) = startup::own_ticket(config, number) {
+            node.set_ticket(number, ticket);
         }
     }
-    let names = config.paths.iter().map(|path| path.name.clone()).collect();
-    let (driver, notices, thread) =
-        thread::start(node, names, earliest).context("cannot start the data path")?;
-    Ok((driver, notices, thread))
+    Ok(node)
 }
 
 /// Tells systemd that we live, as long as the data path answers.

@@ -1,7 +1,7 @@
 //! The Internet behind a server: connections to anywhere leave a household by bumps over both its uplinks, and go on in the
 //! server's name.
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -564,6 +564,48 @@ fn what_ended_is_not_tracked_again_by_a_daemon_that_starts() {
                 listed.is_ok_and(|text| !text.contains("port=443"))
             })?;
             exchange(&mut net.connect(&device, 0, web(443))?, 1000)
+        })
+    });
+}
+
+/// Connections of devices on which nobody says anything while the server's daemon is away, two of them from one port, go on by the
+/// first word of either end.
+#[test]
+fn idle_connections_outlive_the_servers_daemon_by_the_word_of_either_end() {
+    isolated(|| {
+        Households::run(1, |net| {
+            net.homes[0].node.ctl(&ALL)?;
+            let devices = net.homes[0].devices.clone();
+            let mut pairs = Vec::new();
+            for round in 0..4 {
+                let port = 40_000 + round;
+                for device in &devices {
+                    pairs.push(net.connect(device, port, web(443))?);
+                }
+            }
+            for pair in &mut pairs {
+                exchange(pair, 1000)?;
+            }
+            for round in 0..4_usize {
+                net.b.stop(Signal::SIGKILL)?;
+                net.b.start()?;
+                net.homes[0].node.wait_until_joined(2)?;
+                // Each comes first once.
+                pairs.rotate_left(1);
+                for (at, pair) in pairs.iter_mut().enumerate() {
+                    let said = match (at + round) % 2 {
+                        0 => exchange(pair, 1000),
+                        _ => {
+                            let (near, far) = pair;
+                            far.write_all(&[7; 1000])?;
+                            near.read_exact(&mut [0; 1000])
+                                .context("what web says first")
+                        }
+                    };
+                    said.with_context(|| format!("connection {at} after kill {round}"))?;
+                }
+            }
+            Ok(())
         })
     });
 }

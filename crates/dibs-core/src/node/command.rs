@@ -9,6 +9,7 @@ use super::association::Ticket;
 use super::dispatch::{Node, route, route_conn};
 use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
+use super::name_table::MovedPort;
 use super::notice::Event;
 use super::paths::{Link, longest};
 use super::send::Load;
@@ -323,6 +324,17 @@ impl Node {
     /// Forgets a [match](Self::match_names), because the connection is over.
     pub fn forget_match(&mut self, peer: usize, ours: FlowKey) {
         self.peers[peer].flows.forget_match(&ours);
+    }
+
+    /// Gives a peer's connections the ports that they had with an earlier instance ([`Event::MovedPorts`]), as far as their addresses
+    /// are still lent to it.
+    pub fn set_moved_ports(&mut self, peer: usize, ports: &[MovedPort]) {
+        let peer = &mut self.peers[peer];
+        for port in ports {
+            if peer.hosts.lent(port.ours.dst) == Some(port.ours.dst) {
+                peer.flows.note_name(port.ours, port.theirs);
+            }
+        }
     }
 
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).

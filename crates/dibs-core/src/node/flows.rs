@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
+use super::name_table::{MovedPort, Names};
 use super::silence::{self, Call, Heard};
 use crate::bump::Bumps;
 use crate::flow::conn::{Conn, Incoming, Outgoing};
@@ -66,47 +67,9 @@ pub(super) struct FlowTable {
     last_incoming: Option<(FlowId, Key)>,
     /// By ours.
     outgoing: HashMap<FlowId, Key, Hashing>,
-    names: Names,
+    /// Names of those that the peer calls otherwise.
+    names: Names<Hashing>,
     next_flow: u32,
-}
-
-/// Names of connections that the peer calls otherwise ([`names`](super::names)): its name by ours, and ours by its.
-struct Names {
-    theirs: HashMap<FlowKey, Name, Hashing>,
-    ours: HashMap<FlowKey, FlowKey, Hashing>,
-    /// Number of those that were matched.
-    matched: usize,
-}
-
-/// Name of a connection at the peer.
-#[derive(Clone, Copy)]
-struct Name {
-    theirs: FlowKey,
-    /// The connection began in plain: it has this name whether it is on a bump or not.
-    matched: bool,
-}
-
-impl Names {
-    fn note(&mut self, ours: FlowKey, name: Name) {
-        self.forget(&ours);
-        if let Some(other) = self.ours.get(&name.theirs).copied() {
-            self.forget(&other);
-        }
-        self.matched += usize::from(name.matched);
-        self.theirs.insert(ours, name);
-        self.ours.insert(name.theirs, ours);
-    }
-
-    fn forget(&mut self, ours: &FlowKey) {
-        if let Some(name) = self.theirs.remove(ours) {
-            self.ours.remove(&name.theirs);
-            self.matched -= usize::from(name.matched);
-        }
-    }
-
-    fn is_matched(&self, ours: &FlowKey) -> bool {
-        self.matched != 0 && self.theirs.get(ours).is_some_and(|name| name.matched)
-    }
 }
 
 impl FlowTable {
@@ -120,11 +83,7 @@ impl FlowTable {
             incoming: HashMap::with_hasher(hashing.clone()),
             last_incoming: None,
             outgoing: HashMap::with_hasher(hashing.clone()),
-            names: Names {
-                theirs: HashMap::with_hasher(hashing.clone()),
-                ours: HashMap::with_hasher(hashing),
-                matched: 0,
-            },
+            names: Names::new(hashing),
             next_flow: 0,
         }
     }
@@ -169,24 +128,31 @@ impl FlowTable {
 
     /// Name here of the connection that the peer calls `theirs`, if that is another one.
     pub(super) fn ours_of(&self, theirs: &FlowKey) -> Option<FlowKey> {
-        self.names.ours.get(theirs).copied()
+        self.names.ours_of(theirs)
     }
 
     /// Name at the peer of the connection `ours`, if that is another one.
     pub(super) fn theirs_of(&self, ours: &FlowKey) -> Option<FlowKey> {
-        if self.names.theirs.is_empty() {
-            return None;
-        }
-        self.names.theirs.get(ours).map(|name| name.theirs)
+        self.names.theirs_of(ours)
     }
 
-    /// Notes that the peer calls a connection `theirs`, which is called otherwise here, as long as it is known here.
+    /// Notes that the peer calls a connection `theirs`, which is called otherwise here.
     pub(super) fn name(&mut self, key: Key, theirs: FlowKey) {
         let ours = self.tuple_of(self.conns.get(key).expect("the caller has it"));
-        if !self.names.is_matched(&ours) {
-            let matched = false;
-            self.names.note(ours, Name { theirs, matched });
+        self.note_name(ours, theirs);
+    }
+
+    /// As [`name`](Self::name), of a connection of which nothing else needs to be known.
+    pub(super) fn note_name(&mut self, ours: FlowKey, theirs: FlowKey) {
+        let earliest = self.names.note_seen(ours, theirs);
+        if let Some(earliest) = earliest.filter(|earliest| !self.knows(earliest)) {
+            self.names.forget(&earliest);
         }
+    }
+
+    /// All connections that have another port here than at the peer, if they are others than before.
+    pub(super) fn poll_moved(&mut self) -> Option<Vec<MovedPort>> {
+        self.names.poll_moved()
     }
 
     /// True if the connection `ours` was [matched](Self::match_names) to one of the peer.
@@ -206,8 +172,7 @@ impl FlowTable {
             self.incoming.remove(&inc.flow);
         }
         self.last_incoming = None;
-        let matched = true;
-        self.names.note(ours, Name { theirs, matched });
+        self.names.note_matched(ours, theirs);
         opened
     }
 
@@ -428,9 +393,7 @@ impl FlowTable {
             entry.expect("a tuple leads to its connection").remove();
             let tuple = ends.tuple;
             self.ends.remove(conn.ends);
-            if !self.names.is_matched(&tuple) {
-                self.names.forget(&tuple);
-            }
+            self.names.note_end(&tuple);
         }
         self.outgoing.remove(&conn.out.flow);
         if let Some(inc) = &conn.inc {

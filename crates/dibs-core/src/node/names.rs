@@ -15,12 +15,14 @@ use dibs_wire::{FlowKey, readdress};
 use super::flows::FlowTable;
 use super::hosts::{Hosts, is_unicast};
 use super::inner;
+use super::notice::Event;
 use super::paths::PathSet;
 use super::peer::Peer;
 use super::receive::ReceiveCx;
 use super::shared::Setup;
 use super::solicit;
 use crate::counters::Counter;
+use crate::slab::Key;
 
 /// Least time between two words of a connection of which the peer forgot the name.
 const REMIND_EACH: Duration = Duration::from_millis(100);
@@ -56,6 +58,16 @@ pub(super) fn ours(cx: &mut ReceiveCx<'_>, theirs: FlowKey) -> Result<FlowKey, C
         }
     }
     Err(Counter::PortsTaken)
+}
+
+/// Notes the name `theirs` of a connection, and tells which ones have another port here, if these are others than before.
+pub(super) fn note(cx: &mut ReceiveCx<'_>, key: Key, theirs: FlowKey) {
+    cx.flows.name(key, theirs);
+    if let Some(ports) = cx.flows.poll_moved() {
+        let peer = cx.peer;
+        let events = &mut cx.shared.journal.events;
+        events.push(Event::MovedPorts { peer, ports });
+    }
 }
 
 /// Has the local kernel speak by a bump, if the connection that the peer calls `theirs` is one of this host that the peer lends an

@@ -7,6 +7,7 @@ use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 
 use super::association::Ticket;
+use super::name_table::MovedPort;
 use super::silence::SilentPort;
 use crate::session::PublicKey;
 
@@ -68,6 +69,14 @@ pub enum Event {
         /// At most [`MAX_SILENT`](super::MAX_SILENT).
         ports: Vec<SilentPort>,
     },
+    /// Other connections than before have another port here than at the peer: these are all. An owner that gives them to its next
+    /// instance ([`Node::set_moved_ports`](super::Node::set_moved_ports)) keeps them from changing places.
+    MovedPorts {
+        /// The peer.
+        peer: usize,
+        /// At most [`MAX_MOVED`](super::MAX_MOVED), the earliest first.
+        ports: Vec<MovedPort>,
+    },
     /// A message of the peer's daemon, once. [`Node::control_done`](super::Node::control_done) makes room for
     /// another one.
     Control {
@@ -96,7 +105,7 @@ pub enum Event {
 }
 
 /// What the owner has not asked for yet. Whoever comes late, or never, loses nothing that matters and finds no
-/// more than a bounded number: of what is said of a peer's session, its silent ports, a path, and of strangers, the last stands for all
+/// more than a bounded number: of what is said of a peer's session, its silent and its moved ports, a path, and of strangers, the last stands for all
 /// before it; messages have a [bound](super::messages::MAX_TAKEN) of their own; and a drain ends once.
 #[derive(Default)]
 pub(crate) struct Events(VecDeque<Event>);
@@ -140,6 +149,7 @@ impl Event {
             (Self::PeerUp { peer, .. } | Self::PeerDown { peer }, Self::PeerDown { peer: of })
             | (Self::Outdated { peer, .. }, Self::Outdated { peer: of, .. })
             | (Self::SilentPorts { peer, .. }, Self::SilentPorts { peer: of, .. })
+            | (Self::MovedPorts { peer, .. }, Self::MovedPorts { peer: of, .. })
             | (Self::Unsecured { peer }, Self::Unsecured { peer: of })
             | (Self::KeysExhausted { peer }, Self::KeysExhausted { peer: of }) => peer == of,
             (

@@ -239,7 +239,7 @@ impl Receiver {
                 if ours != theirs {
                     // The answer has to find the name.
                     let key = self.conn(cx, ours, bump.number);
-                    cx.flows.name(key, theirs);
+                    names::note(cx, key, theirs);
                 }
                 names::inward(bytes, segment, ours)
             }

@@ -88,7 +88,7 @@ impl Receiver {
         };
         let key = self.conn(cx, ours, bump);
         if ours != theirs {
-            cx.flows.name(key, theirs);
+            names::note(cx, key, theirs);
         }
         let incoming = Incoming {
             flow,

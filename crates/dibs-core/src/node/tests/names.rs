@@ -127,6 +127,38 @@ fn a_host_with_two_addresses_keeps_its_connections_apart() {
     assert_eq!(answer, [(other.reversed(), b"answer".to_vec())]);
 }
 
+/// The next instance has the port from the one before, whichever connection speaks first.
+#[test]
+fn a_host_that_begins_anew_keeps_the_connections_of_one_port_apart() {
+    let mut pair = translated();
+    let [here, there] = ends(40_000);
+    let other = FlowKey::tcp(([192, 168, 2, 20], 40_000), (PUBLIC, 443));
+    passes(&mut pair, 0, (here, flags::SYN, b""));
+    let port = passes(&mut pair, 0, (other, flags::SYN, b""))[0].0.sport;
+    let mut told = std::mem::take(&mut pair.events[1]).into_iter();
+    let moved = told.find_map(|event| match event {
+        Event::MovedPorts { peer: 0, ports } => Some(ports),
+        _ => None,
+    });
+    let moved = moved.expect("a port is another one");
+    let expected = MovedPort {
+        ours: ends(port)[1],
+        theirs: other.reversed(),
+    };
+    assert_eq!(moved, [expected]);
+    // Nothing is known of them but that.
+    pair.run(Duration::from_secs(20 * 60));
+    assert_eq!(pair.nodes[1].peers[0].flows.len(), 0);
+    pair.nodes[1].peers[0].flows = super::super::flows::FlowTable::new((1, 2));
+    let mut foreign = expected;
+    foreign.ours.dst = [10, 77, 0, 3].into();
+    pair.nodes[1].set_moved_ports(0, &[foreign, expected]);
+    for (ours, named) in [(other, ends(port)[1]), (here, there)] {
+        let again = passes(&mut pair, 0, (ours, flags::ACK, b"again"));
+        assert_eq!(again, [(named.reversed(), b"again".to_vec())]);
+    }
+}
+
 /// A SYN with data is carried whole, and so is an error about a segment.
 #[test]
 fn what_is_carried_whole_is_translated() {
