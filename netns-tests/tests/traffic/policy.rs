@@ -1,12 +1,13 @@
 //! What dibs does to the kernel, and what it leaves alone.
 
 use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::topology::server;
-use netns_tests::traffic::{Talk, connect};
+use netns_tests::traffic::Talk;
 use netns_tests::{Net, Node, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
 
@@ -56,7 +57,17 @@ fn what_begins_while_cleanup_moves_the_others_goes_on_too() {
         Setup::new().run(|net| {
             net.a
                 .ctl(&["rule", "add", "--dport", "7000", "--bump", "seal"])?;
-            let begin = || connect(&net.a.host, &net.b.host, server(7000));
+            // A program that is being started may still have a listener that was closed, so there is one for all.
+            let listener = net.b.host.in_ns(|| TcpListener::bind(server(7000)))?;
+            let begin = || -> Result<(TcpStream, TcpStream)> {
+                let called = || TcpStream::connect_timeout(&server(7000), Duration::from_secs(10));
+                let near = net.a.host.in_ns(called)?;
+                let far = listener.accept()?.0;
+                for stream in [&near, &far] {
+                    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+                }
+                Ok((near, far))
+            };
             let mut conns = vec![begin()?];
             net.wait_bump(7000, "seal")?;
             std::thread::scope(|scope| {
