@@ -7,6 +7,7 @@ use dibs_config::{Config, Error};
 use serde_json::json;
 
 use crate::doctor;
+use crate::init::interfaces::{self, Interface};
 use crate::output::{say, show, warn};
 use crate::units::count;
 
@@ -23,6 +24,7 @@ pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
             warnings.extend(off.map(|key| {
                 format!("this host does not forward, because {key} is 0: run sysctl -w {key}=1")
             }));
+            warnings.extend(missing(&config, &interfaces::list()?));
             let answer = json!({ "ok": true, "file": name, "warnings": warnings });
             show(json, &answer, || {
                 format!("{name} is valid: {}\n", summary(&config))
@@ -51,6 +53,19 @@ pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
             Err(error.into())
         }
     }
+}
+
+/// Warnings of paths by an interface that this host does not have. One that comes later is taken then, so it is no fault.
+fn missing(config: &Config, interfaces: &[Interface]) -> Vec<String> {
+    let named = config.paths.iter().filter_map(|path| {
+        let name = path.interface.as_deref()?;
+        let is_there = interfaces.iter().any(|known| known.is_called(name));
+        (!is_there && path.pattern().is_none()).then_some((&path.name, name))
+    });
+    let sentence = |(path, name): (&String, &str)| {
+        format!("path {path} waits for an interface {name}: this host has none of that name now")
+    };
+    named.map(sentence).collect()
 }
 
 fn summary(config: &Config) -> String {

@@ -1,7 +1,7 @@
 //! `init`: a key, a configuration, and the line by which the other host gets to know this one.
 
 pub(crate) mod files;
-mod interfaces;
+pub(crate) mod interfaces;
 mod report;
 
 use std::collections::BTreeMap;

@@ -3,10 +3,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -241,6 +241,7 @@ impl StateFile {
 
     /// The same; nothing if another daemon serves the socket.
     pub fn open_unserved(socket: &Path) -> anyhow::Result<Option<Self>> {
+        ensure_directory(socket)?;
         let lock_path = socket.with_extension("lock");
         let lock = claim::take(&lock_path);
         let lock = lock.with_context(|| format!("cannot lock {}", lock_path.display()))?;
@@ -302,6 +303,24 @@ impl StateFile {
         let written = write().with_context(|| format!("cannot write {}", self.path.display()));
         self.is_behind.set(written.is_err());
         written
+    }
+}
+
+/// Makes the directory of a control socket where nothing else did, as systemd does for the service.
+fn ensure_directory(socket: &Path) -> anyhow::Result<()> {
+    let Some(directory) = socket.parent() else {
+        return Ok(());
+    };
+    match DirBuilder::new().mode(0o750).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| {
+                format!(
+                    "cannot make the directory of control_socket {}",
+                    socket.display()
+                )
+            })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -418,12 +437,19 @@ mod tests {
     #[test]
     fn one_daemon_a_socket() {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("dibsd.sock");
+        // The first one makes the directory.
+        let socket = dir.path().join("run/dibsd.sock");
         let first = StateFile::open(&socket).unwrap();
         let error = StateFile::open(&socket).err().unwrap().to_string();
         assert!(error.starts_with("another dibsd serves"), "{error}");
         assert!(StateFile::open_unserved(&socket).unwrap().is_none());
         drop(first);
         assert!(StateFile::open(&socket).is_ok());
+        let nowhere = dir.path().join("not/there/dibsd.sock");
+        let error = StateFile::open(&nowhere).err().unwrap().to_string();
+        assert!(
+            error.starts_with("cannot make the directory of control_socket"),
+            "{error}"
+        );
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{Run, dibsctl, run, run_with_input};
 
 const GOOD: &str = "[daemon]\ndefault_bump = \"scramble\"\n[[path]]\nname = \"eth\"\n\
-                    interface = \"eth0\"\ntrust = \"trusted\"\n";
+                    interface = \"eth*\"\ntrust = \"trusted\"\n";
 
 #[test]
 fn wrong_command_lines_are_usage() {
@@ -217,11 +217,16 @@ fn check_tells_right_from_wrong() {
     let wrong = check(dir.path(), &GOOD.replace("interface", "interfaces"), &[]);
     assert_eq!((wrong.code, wrong.out.as_str()), (1, ""));
     let expected = format!(
-        "5 | interfaces = \"eth0\"\n  | ^^^^^^^^^^\n\
+        "5 | interfaces = \"eth*\"\n  | ^^^^^^^^^^\n\
          dibsctl: {file}:5:1: unknown key \"interfaces\" in [[path]]; hint: did you mean \
          \"interface\"?\n"
     );
     assert_eq!(wrong.err, expected);
+
+    let absent = check(dir.path(), &GOOD.replace("eth*", "absent0"), &[]);
+    assert_eq!(absent.code, 0);
+    let warned = "waits for an interface absent0: this host has none of that name now\n";
+    assert!(absent.err.ends_with(warned), "{}", absent.err);
 
     let lone = check(dir.path(), &GOOD.replace("\"scramble\"", "\"share\""), &[]);
     assert_eq!(lone.code, 1);
