@@ -1,5 +1,6 @@
 //! What the daemon tells, for people.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -141,17 +142,38 @@ pub(crate) fn gone(gone: &RuleGone) -> String {
     text
 }
 
+/// Connections that a command left where they are, with the reason of several once.
 fn write_skipped(text: &mut String, what: &str, skipped: &[Skipped]) {
-    for Skipped {
-        id,
-        local,
-        remote,
-        reason,
-    } in skipped
-    {
+    let mut reasons: Vec<&str> = skipped.iter().map(|it| it.reason.as_str()).collect();
+    // In their order; a reason is mostly that of all.
+    let mut known = HashSet::new();
+    reasons.retain(|reason| known.insert(*reason));
+    for reason in reasons {
+        let of_it: Vec<&Skipped> = { skipped.iter() }
+            .filter(|it| it.reason == reason)
+            .collect();
         let reason = printable(reason);
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{what} {id}: {local} to {remote}: {reason}");
+        let _ = match of_it[..] {
+            [
+                Skipped {
+                    id, local, remote, ..
+                },
+            ] => {
+                writeln!(text, "{what} {id}: {local} to {remote}: {reason}")
+            }
+            _ => writeln!(
+                text,
+                "{what} {}: {reason}",
+                count(of_it.len(), "connection")
+            ),
+        };
+        for Skipped {
+            id, local, remote, ..
+        } in of_it.iter().filter(|_| of_it.len() > 1)
+        {
+            let _ = writeln!(text, "  {id}: {local} to {remote}");
+        }
     }
 }
 

@@ -294,6 +294,18 @@ fn enable_says_which_and_how_many() {
         (0, "warning: scramble: text can be recovered\n")
     );
 
+    let mut three = changed();
+    three.skipped = vec![three.skipped[0].clone(); 3];
+    three.skipped[1].reason = "its peer is away".to_owned();
+    let daemon = Daemon::answering(Ok(Reply::Changed(three)));
+    let (run, _) = daemon.run(&["enable", "--all", "--bump", "scramble"]);
+    let conn = "8: 10.0.1.1:40001 to 10.0.1.2:80";
+    let skipped = format!(
+        "skipped 2 connections: its socket is bound to a device\n  {conn}\n  {conn}\n\
+         skipped {conn}: its peer is away\n"
+    );
+    assert!(run.out.ends_with(&skipped), "{}", run.out);
+
     let (run, _) = Daemon::answering(reply()).run(&["--json", "enable", "--all"]);
     let object = json(&run.good());
     has_keys(&object, "bump connections skipped warnings");
