@@ -546,9 +546,15 @@ impl ConnTable {
         tracked.iter().filter_map(mend).collect()
     }
 
-    /// All that anything is known of, for a [sweep](Self::sweep) after a look for those that have ended.
-    pub fn known(&self) -> impl Iterator<Item = Known> {
-        let known = self.0.iter();
+    /// Connections that `are_meant`, for a [sweep](Self::sweep) after a look for those of them that have ended.
+    pub fn known(
+        &self,
+        are_meant: impl Fn(&FlowKey, &Conn) -> bool,
+    ) -> impl Iterator<Item = Known> {
+        let known = self
+            .0
+            .iter()
+            .filter(move |(pair, conn)| are_meant(pair, conn));
         known.map(|(pair, conn)| (*pair, conn.choice.get(), conn.place))
     }
 

@@ -11,9 +11,13 @@ use crate::table::{Conn, Known};
 /// # Errors
 /// The system does not say, or does not take the marks.
 pub async fn forget<M: Machine>(m: &M) -> Result<(), M::Fault> {
+    // Events tell what becomes of one that passes this host.
+    let goes_on =
+        |pair: &FlowKey, conn: &Conn| conn.is_marked() && !conn.has_ended() && m.passes(pair);
     let known: Vec<Known> = m.conns(|conns| {
         let is_any = conns.iter().any(|(_, conn)| conn.is_swept());
-        conns.known().filter(|_| is_any).collect()
+        let looked_for = conns.known(|pair, conn| !goes_on(pair, conn));
+        looked_for.filter(|_| is_any).collect()
     });
     if known.is_empty() {
         return Ok(());
@@ -25,9 +29,6 @@ pub async fn forget<M: Machine>(m: &M) -> Result<(), M::Fault> {
         let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
         Some(alive[at].1)
     };
-    // Events tell what becomes of one that passes this host.
-    let goes_on =
-        |pair: &FlowKey, conn: &Conn| conn.is_marked() && !conn.has_ended() && m.passes(pair);
     let (swept, frees) = m.conns(|conns| {
         let kept = conns.kept().count();
         let swept = conns.sweep(&known, socket, goes_on);

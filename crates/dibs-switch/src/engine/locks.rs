@@ -2,21 +2,18 @@
 
 use dibs_wire::FlowKey;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_settings::BumpId;
 
 use super::asks::{self, ROUND};
-use super::{Live as _, Machine, News, Task, rules, update};
+use super::{Live as _, Machine, News, Task, rules, tasks, update};
 use crate::conns::Meant;
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
 use crate::table::ConnTable;
 use crate::tracked::{Entry, Mend, Tracked};
 
-/// Between two looks that nothing gave cause for.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Looks of which one is at all entries, also those that nothing is known of.
 const LOOKS_PER_WHOLE: u32 = 30;
 
@@ -40,8 +37,9 @@ impl Looks {
         }
         let whole = self.count.is_multiple_of(LOOKS_PER_WHOLE);
         self.count = self.count.wrapping_add(1);
+        let began = m.now();
         let kept = mend(m, whole).await;
-        self.next = m.now() + LOOK_EVERY;
+        self.next = m.now() + tasks::rest(m, began);
         kept
     }
 }

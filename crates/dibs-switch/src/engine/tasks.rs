@@ -13,14 +13,24 @@ use futures_util::future::{Either, select};
 use super::strangers::Strangers;
 use super::{Machine, Task, ended, entries, locks, or_warn, rules, shadows, tells};
 
-/// Time between two looks for connections that ended, and between two at what peers are to confirm that nothing gave cause for.
+/// Time between two looks that nothing gave cause for, at least.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The same, at most.
+const LOOK_AT_LAST: Duration = Duration::from_secs(10);
+/// Rest after such a look, in lengths of it: there may be thousands of connections, on a small router.
+const RESTS: u32 = 100;
 /// Time between two looks at sessions while a rule asks for one.
 const SESSIONS_EVERY: Duration = Duration::from_millis(500);
 /// Pause after a look, in lengths of it: looks take a fifth of the time at most.
 const PAUSES: u32 = 4;
 /// Pauses that may be put off: a few looks have none.
 const PUT_OFF: Duration = Duration::from_secs(1);
+
+/// Rest after a look that nothing gave cause for and that began then.
+pub(super) fn rest<M: Machine>(m: &M, began: Time) -> Duration {
+    let rests = m.now().since(began) * RESTS;
+    rests.clamp(LOOK_EVERY, LOOK_AT_LAST)
+}
 
 /// Begins all of them.
 pub fn begin<M: Machine + 'static>(m: &Rc<M>) {
@@ -132,13 +142,13 @@ async fn ask<M: Machine + 'static>(m: &Rc<M>, busy: &Rc<Busy>) -> Result<(), M::
 
 /// Has rules follow what comes from peers' routers.
 async fn keep_seeking<M: Machine + 'static>(m: &Rc<M>) {
-    let (mut strangers, mut pace) = (Strangers::default(), Pace::default());
+    let mut strangers = Strangers::default();
+    m.sleep(LOOK_EVERY).await;
     loop {
-        m.sleep(LOOK_EVERY).await;
         let began = m.now();
         let looked = strangers.look(m).await;
         m.note_done("look for connections from peers' routers", looked);
-        m.sleep(pace.pause(began, m.now())).await;
+        m.sleep(rest(&**m, began)).await;
     }
 }
 
@@ -174,9 +184,11 @@ async fn keep_locks<M: Machine>(m: &M) {
 
 /// Forgets connections that ended.
 async fn keep_forgetting<M: Machine>(m: &M) {
+    m.sleep(LOOK_EVERY).await;
     loop {
-        m.sleep(LOOK_EVERY).await;
+        let began = m.now();
         m.note_done("look for connections that ended", ended::forget(m).await);
+        m.sleep(rest(m, began)).await;
     }
 }
 

@@ -54,7 +54,7 @@ fn a_name_holds_for_one_socket() {
     conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
     assert_eq!(conns.get(&pair()).name(SOCKET), Socket(5));
     assert_eq!(conns.get(&pair()).name(Socket(78)), Socket::UNKNOWN);
-    let known = Vec::from_iter(conns.known());
+    let known = Vec::from_iter(conns.known(|_, _| true));
     conns.sweep(&known, |_| Some(Socket(78)), |_, _| false);
     assert_eq!(conns, ConnTable::default());
 }
@@ -103,7 +103,7 @@ fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
         choose(&mut conns, 1);
         let handed = Hand::Other.on(bump(1));
         conns.update(&pair(), |conn| conn.place.hand_over(handed));
-        let known = Vec::from_iter(conns.known());
+        let known = Vec::from_iter(conns.known(|_, _| true));
         assert_eq!(conns.sweep(&known, |_| socket, |_, _| goes_on), swept);
         let gone = socket.is_none() && !goes_on;
         assert_eq!(conns == ConnTable::default(), gone);
@@ -129,7 +129,7 @@ fn what_came_while_others_were_looked_for_is_neither_swept_nor_unlocked() {
 fn what_began_with_the_ends_of_one_that_ended_while_that_was_looked_for_is_not_swept() {
     let mut conns = ConnTable::default();
     choose(&mut conns, 1);
-    let known = Vec::from_iter(conns.known());
+    let known = Vec::from_iter(conns.known(|_, _| true));
     for handed in [None, Hand::Other.on(bump(2))] {
         let mut next = conns.clone();
         next.update(&pair(), |conn| match handed {
@@ -290,7 +290,7 @@ fn a_choice_that_was_asked_about_stands_only_where_the_mark_is() {
         cleared.clear();
         assert!(cleared.iter().all(|(_, conn)| !conn.phase.is_cut_short()));
         let mut ended = next.clone();
-        let known = Vec::from_iter(ended.known());
+        let known = Vec::from_iter(ended.known(|_, _| true));
         ended.sweep(&known, |_| None, |_, _| false);
         assert_eq!(ended, ConnTable::default());
         // The next one may end as early.
