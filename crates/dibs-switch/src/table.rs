@@ -308,11 +308,14 @@ impl Conn {
         has_chosen || self.name.is_some() || self.place.is_swept()
     }
 
-    /// Bump that its entry had, if it was on one, and whether that was a choice, which the one that is not
-    /// [settled](Self::settled) has not replaced.
+    /// Bump that its entry had, if it was on one, and whether that was a choice: one that the one that is not
+    /// [settled](Self::settled) has not replaced, or one of another program that waits for its turn.
     pub fn had(&self) -> Option<(Option<BumpId>, bool)> {
-        self.place
-            .had(self.choice.get().is_some() && self.settled().is_none())
+        let is_chosen = self.choice.get().is_some();
+        let awaited = self.phase.awaited().filter(|_| !is_chosen);
+        let awaited = awaited.filter(|bump| self.place.followed() == Some(*bump));
+        let had = self.place.had(is_chosen && self.settled().is_none());
+        awaited.map(|bump| (Some(bump), true)).or(had)
     }
 
     /// The choice for it, once it is in force and the kernel knows.

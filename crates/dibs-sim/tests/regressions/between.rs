@@ -249,6 +249,7 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   its mark cleared (1099513438422).
 /// - A simulated kernel acknowledged with a number beyond a window that had closed, which a router answered with a reset (2199025061719).
 /// - A host agreed to follow its peer to plain, and stayed on its bump, because its own user had asked for plain meanwhile (2199033000369).
+/// - Another program's choice waited for its turn, and the entry was lost: it was made again on that bump, but by no choice (801665).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -308,6 +309,7 @@ fn seeds_that_failed_keep_all_promises() {
         1_099_513_438_422,
         2_199_025_061_719,
         2_199_033_000_369,
+        801_665,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

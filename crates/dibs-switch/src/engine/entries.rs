@@ -400,6 +400,8 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
             all_of::<M>(m.mark(|| vec![back]).await)?;
         }
     }
+    let written = || m.conns(|conns| conns.get(&pair).place.written());
+    let earlier = written();
     let _turn = m.turn().await;
     let known = m.conns(|conns| conns.get(&pair).choice.get());
     if !has(stands.0, stands.1).await? || known.is_some_and(|choice| choice.bump == bump) {
@@ -408,8 +410,10 @@ async fn follow_choice<M: Machine>(m: &M, marked: Marked<M::Live>) -> Result<(),
     let before = match bump {
         // The record says plain already, as the mark does.
         None => m.ruling(&live, |ruling| ruling.stands_on(was)),
-        // The kernel has it on the new bump already, which no record but that one says.
-        Some(_) => m.conns(|conns| conns.get(&pair).place.written().unwrap_or(was)),
+        // The kernel has it on the new bump already, which no record but that of an entry that was made again says.
+        Some(_) => { written().filter(|written| *written != bump) }
+            .or(earlier)
+            .unwrap_or(was),
     };
     if bump.is_some() {
         update(m, &pair, |conn| conn.place.move_to_chosen(bump));
