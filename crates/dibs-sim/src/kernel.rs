@@ -206,6 +206,7 @@ impl Kernel {
             }
         }
         let heard = self.hear(&packet);
+        self.device.received.extend(heard.before);
         if !heard.withheld {
             self.device.received.push_back(self.as_answered(packet));
         }

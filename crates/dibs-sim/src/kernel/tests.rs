@@ -82,6 +82,26 @@ fn a_probe_that_looks_like_a_keepalive_gets_through() {
     assert_eq!(side.arrived(), 11);
 }
 
+/// Two bytes crossed, and all that acknowledged them without content was lost: the first one comes again (seed 1099514006954).
+#[test]
+fn a_byte_that_comes_again_brings_its_acknowledgement() {
+    let mut side = Side::connected();
+    for host in 0..2 {
+        side.socket(host).send_slice(&[host as u8]).unwrap();
+    }
+    let sent = [0, 1].map(|host| side.kernels[host].poll(side.now));
+    for (from, packets) in sent.into_iter().enumerate() {
+        for packet in packets {
+            side.kernels[1 - from].receive(packet, Way::Plain).unwrap();
+        }
+    }
+    side.run(5000, &mut |_, packet| {
+        let is_bare = offload::tcp(&packet).is_some_and(|s| s.payload.is_empty());
+        (!is_bare).then_some(packet)
+    });
+    assert_eq!(side.socket(1).send_queue(), 0);
+}
+
 #[test]
 fn what_was_lost_before_a_window_closed_is_sent_again() {
     let mut side = Side::connected();

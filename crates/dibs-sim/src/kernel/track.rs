@@ -44,6 +44,8 @@ pub(super) struct Track {
 pub(super) struct Heard {
     /// smoltcp does not get it.
     pub(super) withheld: bool,
+    /// It gets this before it.
+    pub(super) before: Option<Vec<u8>>,
     /// It gets this three times behind it.
     pub(super) repetition: Option<Vec<u8>>,
 }
@@ -82,7 +84,8 @@ impl Track {
     /// Learns from a segment of the far end.
     pub(super) fn hear(&mut self, packet: &[u8], s: &Segment<'_>) -> Heard {
         let opened = self.theirs == 0 && s.window != 0;
-        let takes = self.takes(s);
+        let repeats = self.repeats_with_news(s);
+        let takes = repeats || self.takes(s);
         if takes {
             self.una = s.ack;
             self.theirs = s.window;
@@ -92,6 +95,7 @@ impl Track {
         }
         Heard {
             withheld: self.acknowledges_unsent(s) || self.repeats_up_to_fin(s),
+            before: repeats.then(|| self.repeated(end(s))).flatten(),
             // smoltcp forgets its timer when a closed window opens, and would never send again what was lost.
             repetition: (takes && opened && self.waits())
                 .then(|| self.repeated(end(s)))
@@ -108,6 +112,14 @@ impl Track {
         });
         let acks = !self.una.is_after(s.ack) && !s.ack.is_after(self.top);
         fresh && acks && s.has(flags::ACK) && !s.has(flags::RST)
+    }
+
+    /// True if this repeats only the latest bytes that this end has, and acknowledges something new. Linux takes that acknowledgement
+    /// (`tcp_sequence` in net/ipv4/tcp_input.c), smoltcp does not: two ends whose probes of closed windows arrived would never hear so.
+    fn repeats_with_news(&self, s: &Segment<'_>) -> bool {
+        let is_data = !s.payload.is_empty() && s.flags & !flags::PSH == flags::ACK;
+        let acks = s.ack.is_after(self.una) && !s.ack.is_after(self.top);
+        is_data && acks && self.acked == Some(end(s))
     }
 
     /// True if this acknowledges what was not sent. Linux drops that, once the handshake is over; smoltcp takes it for what waits to be
