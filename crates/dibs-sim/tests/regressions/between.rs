@@ -251,6 +251,7 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - A host agreed to follow its peer to plain, and stayed on its bump, because its own user had asked for plain meanwhile (2199033000369).
 /// - Another program's choice waited for its turn, and the entry was lost: it was made again on that bump, but by no choice (801665).
 /// - Two simulated kernels took each other's probe, and dropped what acknowledged that, because its bytes were old (1099514006954).
+/// - A rule that is new took a locked connection to its bump, while the peer was asked about others: it was locked there (1099523001730).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -312,6 +313,7 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_033_000_369,
         801_665,
         1_099_514_006_954,
+        1_099_523_001_730,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

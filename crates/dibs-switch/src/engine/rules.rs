@@ -135,6 +135,7 @@ async fn put<M: Machine>(
     let before = m.replace_rules(rules);
     let carried_out = async {
         save(m)?;
+        unlock_moving(m, lives).await;
         m.steer().await
     };
     if let Err(fault) = carried_out.await {
@@ -155,6 +156,17 @@ async fn put<M: Machine>(
     }
     m.wake(Task::Rules);
     Ok(replaced)
+}
+
+/// Unlocks connections that the kernel takes to the bumps of rules with their next packet: LOCKED stays in their marks, and peers are asked
+/// about one bump after the other.
+async fn unlock_moving<M: Machine>(m: &M, lives: &[M::Live]) {
+    let goes =
+        |live: &M::Live| m.ruling(live, |ruling| ruling.overruled_by().or(ruling.moves_to()));
+    for (bump, lives) in by_bump::<M>(lives, goes) {
+        let pairs: Vec<FlowKey> = lives.iter().map(|live| live.pair()).collect();
+        switches::unlock_leaving(m, &pairs, Some(bump)).await;
+    }
 }
 
 /// Has connections follow the rules as they are by now; of those that are `gone`, back to plain.
@@ -272,6 +284,7 @@ async fn follow_sessions<M: Machine>(m: &M, turned: &mut BTreeSet<usize>) -> Res
     let mut lives = m.lives().await?;
     lives.retain(|live| turned.contains(&live.peer()) && answers(live));
     matches::introduce(m, &leaving_plain(m, &lives)).await;
+    unlock_moving(m, &lives).await;
     m.steer().await?;
     let mut lives = m.lives().await?;
     lives.retain(|live| turned.contains(&live.peer()));
