@@ -309,6 +309,8 @@ pub struct Conn {
     numbers: Option<Box<Numbers>>,
     /// The local kernel is kept from sending more.
     pub clamp: Option<Box<WindowClamp>>,
+    /// The connection is about to leave this bump.
+    pub is_leaving: bool,
     /// The local kernel is given no data, as the connection leaves for plain before its peer: what it acknowledges there of data that
     /// came by the bump is more than routers have seen.
     pub refuses: bool,
@@ -350,6 +352,7 @@ impl Conn {
             window: 0,
             numbers: Some(Box::default()),
             clamp: None,
+            is_leaving: false,
             refuses: false,
             tsval: None,
             echo_filter: None,
@@ -403,6 +406,7 @@ impl Conn {
             self.acked = None;
             self.sent_end = None;
             self.clamp = None;
+            self.is_leaving = false;
             self.out.stream.reincarnate();
         }
         if syn || self.out.secrets.is_none() {
@@ -583,6 +587,8 @@ impl Conn {
         }
         match &mut self.clamp {
             Some(clamp) => clamp.sent(end),
+            // Kernels that have said nothing here may have something to say while they are to be silent.
+            None if self.is_leaving => {}
             // It goes on here, whoever had it stay.
             None => self.refuses = false,
         }

@@ -132,6 +132,7 @@ impl Handover {
         let (conn, tuple, _) = known.expect("a tuple leads to its connection");
         let clamp = conn.sent_end.map(|end| WindowClamp::new(end, window_scale));
         conn.clamp = clamp.map(Box::new);
+        conn.is_leaving = true;
         self.drains.push(Drain {
             key,
             bump: conn.bump,
@@ -169,6 +170,9 @@ impl Handover {
         if !drain.told {
             // Another one asked for it since; nobody is to wait for ever.
             drain.tell(&mut shared.journal, peer);
+        }
+        if let Some(conn) = flows.get_mut(drain.key) {
+            conn.is_leaving = false;
         }
         acknowledge(shared, flows, drain.key, |conn| conn.clamp.take()?.open());
     }

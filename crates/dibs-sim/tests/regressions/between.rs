@@ -252,6 +252,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - Another program's choice waited for its turn, and the entry was lost: it was made again on that bump, but by no choice (801665).
 /// - Two simulated kernels took each other's probe, and dropped what acknowledged that, because its bytes were old (1099514006954).
 /// - A rule that is new took a locked connection to its bump, while the peer was asked about others: it was locked there (1099523001730).
+/// - A host that left first had said nothing by its bump, and its first word made it take data by the bump again, which it acknowledged in
+///   plain (2199026002778).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -314,6 +316,7 @@ fn seeds_that_failed_keep_all_promises() {
         801_665,
         1_099_514_006_954,
         1_099_523_001_730,
+        2_199_026_002_778,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

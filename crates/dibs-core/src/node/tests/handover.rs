@@ -287,6 +287,31 @@ fn a_kernel_that_leaves_first_is_given_no_data() {
     }
 }
 
+/// A kernel that has said nothing by the bump since it came from plain has no window that could be closed.
+#[test]
+fn a_kernel_that_leaves_first_is_given_no_data_after_its_first_word_either() {
+    let mut pair = Pair::connected();
+    let data = text(50_000);
+    pair.send(1, 1, &data, 0, 1);
+    pair.send_ack(0, 50_001);
+    pair.run(Duration::from_millis(100));
+    let now = pair.now;
+    pair.nodes[0].enter(now, BUMP, tuple(0), None);
+    pair.nodes[0].drain(now, BUMP, tuple(0), 7);
+    pair.nodes[0].refuse(BUMP, tuple(0));
+    pair.send_ack(0, 50_001);
+    let before = pair.stream(0).len();
+    pair.send(1, 50_001, &data, 0, 2);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(pair.stream(0).len(), before);
+    // Once it is to be silent no more it goes on there.
+    pair.run(Duration::from_secs(2));
+    pair.send_ack(0, 50_001);
+    pair.send(1, 50_001, &data, 0, 3);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.stream(0).len(), before + data.len());
+}
+
 #[test]
 fn a_connection_goes_on_at_the_rate_that_it_came_with() {
     const BYTES: usize = 40_000;
