@@ -31,6 +31,8 @@ const MAX_OPENING: usize = 256;
 
 /// How often a peer is told of the same broken epoch.
 const REPORT_SPACING: Duration = Duration::from_millis(20);
+/// Time in which it is said that a connection comes from plain whose kernel may have followed its peer to the bump before.
+const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Counters of a connection that the user sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -454,12 +456,14 @@ impl Conn {
     }
 
     /// A connection of these ends comes from plain. What was here may be an earlier one, which the peer called otherwise: the flow is
-    /// opened anew.
-    pub fn come_from_plain(&mut self) {
-        if self.sent_end.is_some() {
+    /// opened anew. True if what still waits to be sent here is of an earlier time.
+    pub fn come_from_plain(&mut self, now: Time) -> bool {
+        self.acked = None;
+        let spoke = self.sent_end.take().is_some();
+        if spoke {
             self.out.begin_anew();
         }
-        (self.sent_end, self.acked) = (None, None);
+        spoke && now.since(self.last_seen) > FOLLOWED_WITHIN
     }
 
     /// Numbers of both kernels are not compared: nothing between them changed those of a connection that began here, and those of one

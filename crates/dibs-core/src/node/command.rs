@@ -285,7 +285,8 @@ impl Node {
             return;
         };
         if was.is_none() {
-            peer.flows.leave_plain(&tuple, bump);
+            let earlier = peer.flows.leave_plain(now, &tuple, bump);
+            peer.forget_waiting(shared, &earlier);
         }
         let before = was.and_then(|was| peer.flows.find(tuple, was));
         let before = before.and_then(|key| peer.flows.get(key));

@@ -220,19 +220,28 @@ impl FlowTable {
         self.ends.get(conn.ends)?.entered
     }
 
-    /// A connection is about to come from plain to a bump.
-    pub(super) fn leave_plain(&mut self, tuple: &FlowKey, bump: BumpId) {
+    /// A connection is about to come from plain to a bump. Returns those of which what waits is of an earlier time.
+    pub(super) fn leave_plain(
+        &mut self,
+        now: Time,
+        tuple: &FlowKey,
+        bump: BumpId,
+    ) -> SmallVec<[Key; 1]> {
+        let mut earlier = SmallVec::new();
         if let Some(ends) = self.ends_of(tuple).and_then(|key| self.ends.get_mut(key)) {
             ends.entered = None;
-            for (of, lane) in &ends.lanes {
-                let lane = self.conns.get_mut(*lane).expect(ENDS);
-                lane.come_from_plain();
+            for (of, key) in &ends.lanes {
+                let lane = self.conns.get_mut(*key).expect(ENDS);
+                if lane.come_from_plain(now) {
+                    earlier.push(*key);
+                }
                 if *of != bump {
                     // What still comes there is of an earlier connection of these ends.
                     lane.skip_comparison();
                 }
             }
         }
+        earlier
     }
 
     /// A SYN of the peer goes to the local kernel.

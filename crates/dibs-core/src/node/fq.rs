@@ -148,13 +148,17 @@ impl FairQueue {
     }
 
     /// Nothing that waits of a connection is of use any more.
-    pub(super) fn forget(&mut self, pool: &mut Pool, key: Key, out: &mut Outgoing) {
-        self.take(out, |out| {
+    pub(super) fn forget(&mut self, pool: &mut Pool, key: Key, out: &mut Outgoing) -> u64 {
+        let segments = self.take(out, |out| {
+            let mut segments = 0;
             while let Some(waiting) = out.queue.pop() {
                 pool.give(waiting.buffer);
+                segments += 1;
             }
+            segments
         });
         self.dropped.forget_all(pool, key);
+        segments
     }
 
     /// Lets `take` take from a flow's queue. What is gone then counts no more.

@@ -88,6 +88,20 @@ impl Peer {
         (&mut self.receiver, cx)
     }
 
+    /// Drops what waits of these connections, which is of an earlier time: TCP sends it again, or it is of others between the same ports.
+    pub(super) fn forget_waiting(&mut self, shared: &mut Shared, conns: &[Key]) {
+        let queues = &mut self.queues;
+        for waiting in [&mut queues.segments, &mut queues.shares.segments] {
+            waiting.retain(|empty| !conns.contains(&empty.conn));
+        }
+        for key in conns {
+            if let Some(conn) = self.flows.get_mut(*key) {
+                let segments = queues.fq.forget(&mut shared.pool, *key, &mut conn.out);
+                shared.journal.counters.add(Counter::EpochEnded, segments);
+            }
+        }
+    }
+
     /// Queues a segment without data, beside the stream.
     fn queue_empty(
         &mut self,

@@ -251,6 +251,35 @@ fn with_a_path_too_few_shares_wait() {
     pair.assert_stream(1, &data);
 }
 
+/// Its kernel, or that of the next connection of the same ends, says again by the bump what is still to be said.
+#[test]
+fn what_waits_of_an_earlier_time_is_forgotten_where_a_connection_comes_from_plain() {
+    for (seconds, is_forgotten) in [(1, false), (60, true)] {
+        let (mut pair, _) = watched(bump::SHARE, 0);
+        pair.send(0, 1, &text(1000), 0, 1);
+        pair.run(Duration::from_secs(1));
+        let set_path = |pair: &mut Pair, up| {
+            let now = pair.now;
+            for node in &mut pair.nodes {
+                node.set_path(now, 1, up, 1500);
+            }
+        };
+        set_path(&mut pair, false);
+        let old = [(1001, "old data"), (1009, "")];
+        for (seq, data) in old {
+            pair.segment(0, seq, data.as_bytes(), 0, 2, 4000);
+        }
+        pair.run(Duration::from_secs(seconds));
+        pair.nodes[0].enter(pair.now, bump::SHARE, tuple(0), None);
+        let before = pair.received(1).len();
+        set_path(&mut pair, true);
+        pair.run(Duration::from_secs(5));
+        assert_eq!(pair.received(1).len() == before, is_forgotten, "{seconds}");
+        let dropped = pair.nodes[0].counters().get(Counter::EpochEnded);
+        assert_eq!(dropped, u64::from(is_forgotten), "{seconds}");
+    }
+}
+
 #[test]
 fn shares_of_a_path_that_is_gone_are_given_up() {
     let (mut pair, _) = watched(bump::SHARE, 0);
