@@ -63,6 +63,17 @@ impl Given {
     }
 }
 
+/// Last byte of the peer's data, which the local kernel has, since one of the kernels got on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum LastByte {
+    #[default]
+    New,
+    /// The local kernel acknowledges it.
+    Came,
+    /// The peer's kernel spoke without data then. It heard the local one, so it does not take the acknowledgement if the byte comes again.
+    Answered,
+}
+
 /// Numbers of both kernels since a connection came to a bump.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Numbers {
@@ -79,6 +90,7 @@ pub struct Numbers {
     /// Data has just come from the peer's kernel.
     is_data: bool,
     given: Option<Given>,
+    last_byte: LastByte,
     /// Moment at which the peer's kernel spoke first since then, while the local one was silent.
     unanswered: Option<Time>,
     /// Highest acknowledgements of both kernels, and number of the peer's data.
@@ -142,9 +154,16 @@ impl Numbers {
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
         self.peers_seq = Some(seq);
         // A byte that the local kernel has may only ask whether that is still there (RFC 9293, 3.8.4): it is not ignored, and nothing
-        // gets on by it.
+        // gets on by it. The last byte of data is pushed.
         let has = |end| self.acked.is_none_or(|acked| acked == end);
-        self.is_data |= data.is_some_and(|len| len != 1 || !has(seq.add(1)));
+        let asks = data == Some(1) && has(seq.add(1));
+        let is_answered = self.last_byte == LastByte::Answered && tcp.flags & flags::PSH != 0;
+        self.is_data |= data.is_some() && (!asks || is_answered);
+        match data {
+            None if self.last_byte == LastByte::Came => self.last_byte = LastByte::Answered,
+            Some(_) if asks && self.last_byte == LastByte::New => self.last_byte = LastByte::Came,
+            _ => {}
+        }
         note_first(&mut self.first[1], seq);
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
     }
@@ -200,6 +219,7 @@ impl Numbers {
                 *had = latest;
                 if before.is_some() {
                     (self.given, self.unanswered) = (None, None);
+                    self.last_byte = LastByte::New;
                     self.got_on |= of < 2;
                 }
             }
@@ -300,33 +320,50 @@ mod tests {
     #[test]
     fn a_kernel_that_only_asks_whether_the_other_one_is_there_does_not_differ() {
         let [acked, given] = [1000, 500].map(SeqNumber::new);
-        let mut numbers = Numbers {
-            sent_end: Some(given.add(1 << 17)),
-            sent_by: BumpId::new(1),
-            ..Numbers::default()
-        };
-        let tcp = TcpFields {
-            flags: flags::ACK,
-            window: 0,
-            ack: given,
-            timestamps: None,
-            meta: None,
-            options: None,
-            urgent: None,
-        };
-        let mut hear = |seq, seconds| {
-            numbers.note_peers(seq, &tcp, Some(1));
-            let now = Time::ZERO + Duration::from_secs(seconds);
-            let compared = numbers.compare(now, BumpId::new(1));
-            numbers.acked = Some(acked);
-            compared
-        };
-        for seconds in [0, 5, 10] {
-            assert_eq!(hear(acked.add(u32::MAX), seconds), Compared::Open);
+        let asks = (acked.add(u32::MAX), 0);
+        let last = (acked.add(u32::MAX), flags::PSH);
+        // Another byte the local kernel would have to take, and the last one of data it would have to acknowledge. Behind a firewall that
+        // drops the acknowledgement the peer's kernel says nothing else.
+        for (data, answers, differs) in [
+            ((acked, 0), false, true),
+            (last, true, true),
+            (last, false, false),
+            (asks, true, false),
+        ] {
+            let mut numbers = Numbers {
+                sent_end: Some(given.add(1 << 17)),
+                sent_by: BumpId::new(1),
+                ..Numbers::default()
+            };
+            let mut hear = |(seq, push), data, seconds| {
+                let tcp = TcpFields {
+                    flags: flags::ACK | push,
+                    window: 0,
+                    ack: given,
+                    timestamps: None,
+                    meta: None,
+                    options: None,
+                    urgent: None,
+                };
+                numbers.note_peers(seq, &tcp, data);
+                let now = Time::ZERO + Duration::from_secs(seconds);
+                let compared = numbers.compare(now, BumpId::new(1));
+                numbers.acked = Some(acked);
+                compared
+            };
+            for seconds in [0, 5, 10] {
+                assert_eq!(hear(asks, Some(1), seconds), Compared::Open);
+            }
+            if answers {
+                assert_eq!(hear((acked, 0), None, 10), Compared::Open);
+            }
+            assert_eq!(hear(data, Some(1), 11), Compared::Open);
+            let expected = match differs {
+                true => Compared::Differ,
+                false => Compared::Open,
+            };
+            assert_eq!(hear(data, Some(1), 13), expected);
         }
-        // Another byte it would have to take.
-        assert_eq!(hear(acked, 11), Compared::Open);
-        assert_eq!(hear(acked, 13), Compared::Differ);
     }
 
     #[test]
