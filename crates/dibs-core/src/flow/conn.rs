@@ -391,8 +391,13 @@ impl Conn {
     }
 
     /// Takes note of a segment of the local kernel, which begins the connection if it is a SYN, and of the session that
-    /// there is to open the flow by.
-    pub fn note_segment(&mut self, now: Time, segment: &Segment<'_>, session: Option<&Session>) {
+    /// there is to open the flow by. True if it begins another connection than before; a SYN that is sent again does not.
+    pub fn note_segment(
+        &mut self,
+        now: Time,
+        segment: &Segment<'_>,
+        session: Option<&Session>,
+    ) -> bool {
         self.last_seen = now;
         if let Some((tsval, _)) = segment.timestamps {
             self.tsval = Some(tsval);
@@ -401,10 +406,11 @@ impl Conn {
             filter.note(segment);
         }
         let syn = segment.has(flags::SYN);
+        let begins = syn && self.sent_end != Some(end_of(segment));
+        if begins {
+            self.begin_comparison(segment.flags);
+        }
         if syn {
-            if self.sent_end != Some(end_of(segment)) {
-                self.begin_comparison(segment.flags);
-            }
             self.acked = None;
             self.sent_end = None;
             self.clamp = None;
@@ -423,6 +429,7 @@ impl Conn {
         }
         // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
         self.out.stream.begin_at(segment.seq.add(u32::from(syn)));
+        begins
     }
 
     /// The local kernel sent so many bytes.
@@ -464,6 +471,20 @@ impl Conn {
             self.out.begin_anew();
         }
         spoke && now.since(self.last_seen) > FOLLOWED_WITHIN
+    }
+
+    /// Notes that a connection of these ends has begun by another bump, so what was here is of an earlier one. The flow is opened anew if
+    /// the new one comes here, because the peer knows it by the name and numbers of the earlier one.
+    pub fn end(&mut self) {
+        if self.sent_end.is_some() {
+            self.out.begin_anew();
+        }
+        (self.sent_end, self.acked) = (None, None);
+        (self.clamp, self.refuses) = (None, false);
+        self.echo_filter = None;
+        if let Some(inc) = &mut self.inc {
+            inc.ack_floor = AckFloor::default();
+        }
     }
 
     /// Numbers of both kernels are not compared: nothing between them changed those of a connection that began here, and those of one

@@ -215,6 +215,14 @@ impl FlowTable {
         self.conns.get_mut(key).expect(ENDS)
     }
 
+    /// What is known of the same ends on the other bumps.
+    pub(super) fn elsewhere(&self, key: Key) -> SmallVec<[Key; 2]> {
+        let conn = self.conns.get(key).expect(ENDS);
+        let lanes = &self.ends.get(conn.ends).expect(ENDS).lanes;
+        let keys = lanes.iter().map(|(_, lane)| *lane);
+        keys.filter(|lane| *lane != key).collect()
+    }
+
     /// Number of the first segment that the local kernel sent since a connection came from plain, and what that acknowledges.
     pub(super) fn entered(&self, conn: &Conn) -> Option<(SeqNumber, SeqNumber)> {
         self.ends.get(conn.ends)?.entered

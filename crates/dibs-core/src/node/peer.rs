@@ -142,7 +142,7 @@ impl Peer {
         let key = receiver.conn(&mut cx, segment.tuple, bump);
         receiver.on_local_answer(&mut cx, key, segment.tuple);
         let (conn, _, floor) = cx.flows.with_ends(key).expect("it was just found");
-        conn.note_segment(now, segment, session);
+        let begins = conn.note_segment(now, segment, session);
         let silenced = conn.silenced(segment);
         if let Some((_, tsecr)) = segment.timestamps
             && segment.has(flags::ACK)
@@ -153,6 +153,9 @@ impl Peer {
         if syn {
             // What is left of an older connection between the same ports is of no use.
             cx.fq.forget(&mut cx.shared.pool, key, &mut conn.out);
+        }
+        if begins {
+            end_elsewhere(&mut cx, key);
         }
         if segment.has(flags::ACK) {
             receiver.on_local_ack(&mut cx, key, segment.ack);
@@ -621,6 +624,15 @@ impl Peer {
         let (flows, paths) = (&mut self.flows, &self.paths);
         self.handover
             .handle_timeout(now, shared, self.id, flows, paths, &self.in_flight);
+    }
+}
+
+/// The local kernel begins a connection by a bump: what waits by the others is of an earlier one between the same ports.
+fn end_elsewhere(cx: &mut ReceiveCx<'_>, key: Key) {
+    for other in cx.flows.elsewhere(key) {
+        let conn = cx.flows.get_mut(other).expect("it was just found");
+        cx.fq.forget(&mut cx.shared.pool, other, &mut conn.out);
+        conn.end();
     }
 }
 

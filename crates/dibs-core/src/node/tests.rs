@@ -43,6 +43,7 @@ mod joins;
 mod moves;
 mod names;
 mod paths;
+mod ports;
 mod rates;
 mod rekey;
 mod schedulers;

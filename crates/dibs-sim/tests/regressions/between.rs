@@ -258,6 +258,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   numbers were taken to differ (704652, 3201695).
 /// - The last byte of a renumbered connection was all that was sent again, and could as well have asked whether the other end is there
 ///   (2199028002990).
+/// - A connection began by another bump than one before it with the same ends, and what it sent there later was taken for that one's
+///   (1099514007370).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -324,6 +326,7 @@ fn seeds_that_failed_keep_all_promises() {
         704_652,
         3_201_695,
         2_199_028_002_990,
+        1_099_514_007_370,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

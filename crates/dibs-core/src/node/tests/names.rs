@@ -60,7 +60,7 @@ fn passes(pair: &mut Pair, host: usize, sent: (FlowKey, u16, &[u8])) -> Vec<(Flo
     let at = headers.encoded_len();
     headers.write(&mut buffer[..MAX_HEADERS], payload.len(), 0);
     buffer[at..at + payload.len()].copy_from_slice(payload);
-    pair.nodes[host].handle_tun(pair.now, BUMP, buffer, at + payload.len());
+    pair.nodes[host].handle_tun(pair.now, pair.bump, buffer, at + payload.len());
     pair.run(Duration::from_millis(100));
     let frames = pair.injected[1 - host].drain(..);
     frames
@@ -297,6 +297,23 @@ fn what_was_opened_by_a_name_that_another_connection_has_now_is_opened_anew() {
         let came = passes(&mut pair, 0, (here, flags::ACK, b"some data"));
         assert_eq!(came, expected);
     }
+}
+
+/// The next one begins by another bump, and its kernel speaks only later by the bump that the earlier one was on.
+#[test]
+fn a_connection_that_begins_by_another_bump_is_not_called_as_the_earlier_one() {
+    let mut pair = translated();
+    let [here, lent] = ends(40_000);
+    let there = FlowKey::tcp((addr(1, 1).ip(), 443), ([198, 51, 100, 9], 61_000));
+    pair.nodes[1].match_names(0, there, here.reversed());
+    let earlier = passes(&mut pair, 0, (here, flags::ACK, b"some data"));
+    assert_eq!(earlier, [(there.reversed(), b"some data".to_vec())]);
+    pair.bump = bump::SEAL;
+    let syn = passes(&mut pair, 0, (here, flags::SYN, b""));
+    assert_eq!(syn, [(lent.reversed(), Vec::new())]);
+    pair.bump = BUMP;
+    let data = passes(&mut pair, 0, (here, flags::ACK, b"more"));
+    assert_eq!(data, [(lent.reversed(), b"more".to_vec())]);
 }
 
 /// Host 1 has begun anew, and its kernel speaks first.
