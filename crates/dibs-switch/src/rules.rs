@@ -188,18 +188,16 @@ where
 
     /// The bump that it stays on whose mark has it `on` one: none if it is about to leave it, or not there yet, by its
     /// choice; or by a rule, which takes it elsewhere with the next packet; or if it moves otherwise; or if the peer has it
-    /// elsewhere by a rule.
+    /// elsewhere by a rule, and none here requires a bump.
     pub fn stays_on(&self, on: Option<BumpId>) -> Option<BumpId> {
         if self.known.phase.moving().is_some() {
             return None;
         }
         let by_peer = self.known.place.handed_by(Hand::Peer);
-        if self.choice().is_none() && by_peer.is_some() && by_peer != on {
-            return None;
-        }
         let meant = match (self.requirement(), self.choice()) {
             (Some(rule), _) => rule.bump(),
             (None, Some(choice)) => choice.bump.filter(|_| !self.known.is_asked()),
+            (None, None) if by_peer.is_some() && by_peer != on => None,
             (None, None) => self.bump().or(on),
         };
         on.filter(|on| meant == Some(*on))

@@ -327,6 +327,7 @@ fn seeds_that_failed_keep_all_promises() {
         3_201_695,
         2_199_028_002_990,
         1_099_514_007_370,
+        2_199_060_001_516,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
