@@ -3,9 +3,9 @@
 //!
 //! A connection at rest has the same numbers at both ends. One that sends is ahead of what the other end has, so a distance that a
 //! window reaches decides nothing by itself. Each end has, at some time, just what the other one sent before it came to the bump:
-//! where that is seen the numbers fit. They differ if that is not seen although data has come by the bump again and again, as TCP sends
-//! what is not acknowledged, the peer's kernel still speaks, and neither has got on. Only the end that the data comes to can tell: on a
-//! slow way it is long under way.
+//! where that is seen the numbers fit. They differ if that is not seen although data has come by the bump for so long that TCP sent
+//! it again, the peer's kernel still speaks, and neither has got on. Only the end that the data comes to can tell: on a slow way
+//! it is long under way.
 
 use std::mem;
 use std::time::Duration;
@@ -27,9 +27,6 @@ const PATIENCE: Duration = Duration::from_millis(550);
 /// Time after which data that the local kernel has not taken counts. What it waits for may have been lost in plain, and TCP sends it
 /// again after a round trip and 0.2 s, or as much once more: a long way takes 0.6 s.
 const IGNORED_FOR: Duration = Duration::from_secs(2);
-/// The time since data came first is at most so many times that until it came last, because TCP waits twice as long each time. If it is
-/// longer, the way was interrupted, and what is missing may not have been sent again yet.
-const AGAIN_WITHIN: u32 = 3;
 /// Time in which numbers are found to fit or to differ, as a rule: TCP sends again after 0.2, 0.6, 1.4 and 3 s.
 const DECIDED_WITHIN: Duration = Duration::from_secs(4);
 
@@ -42,36 +39,6 @@ pub enum Compared {
     Differ,
     /// The local kernel said nothing while the peer's spoke: it is to be asked.
     Ask,
-}
-
-/// Moments at which data for the local kernel came first and last since one of the kernels got on.
-#[derive(Clone, Copy, Debug)]
-struct Given {
-    first: Time,
-    last: Time,
-}
-
-impl Given {
-    /// True if it came so long ago, and again, that the local kernel would have taken it.
-    fn is_ignored(self, now: Time) -> bool {
-        now.since(self.first) >= IGNORED_FOR && self.has_come_again(now)
-    }
-
-    /// True if it has come again as often as TCP sends.
-    fn has_come_again(self, now: Time) -> bool {
-        AGAIN_WITHIN * self.last.since(self.first) >= now.since(self.first)
-    }
-}
-
-/// Last byte of the peer's data, which the local kernel has, since one of the kernels got on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum LastByte {
-    #[default]
-    New,
-    /// The local kernel acknowledges it.
-    Came,
-    /// The peer's kernel spoke without data then. It heard the local one, so it does not take the acknowledgement if the byte comes again.
-    Answered,
 }
 
 /// Numbers of both kernels since a connection came to a bump.
@@ -89,8 +56,8 @@ pub struct Numbers {
     begun: Option<Time>,
     /// Data has just come from the peer's kernel.
     is_data: bool,
-    given: Option<Given>,
-    last_byte: LastByte,
+    /// Moment at which data for the local kernel came first since one of them got on.
+    given: Option<Time>,
     /// Moment at which the peer's kernel spoke first since then, while the local one was silent.
     unanswered: Option<Time>,
     /// Highest acknowledgements of both kernels, and number of the peer's data.
@@ -154,16 +121,9 @@ impl Numbers {
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
         self.peers_seq = Some(seq);
         // A byte that the local kernel has may only ask whether that is still there (RFC 9293, 3.8.4): it is not ignored, and nothing
-        // gets on by it. The last byte of data is pushed.
+        // gets on by it.
         let has = |end| self.acked.is_none_or(|acked| acked == end);
-        let asks = data == Some(1) && has(seq.add(1));
-        let is_answered = self.last_byte == LastByte::Answered && tcp.flags & flags::PSH != 0;
-        self.is_data |= data.is_some() && (!asks || is_answered);
-        match data {
-            None if self.last_byte == LastByte::Came => self.last_byte = LastByte::Answered,
-            Some(_) if asks && self.last_byte == LastByte::New => self.last_byte = LastByte::Came,
-            _ => {}
-        }
+        self.is_data |= data.is_some_and(|len| len != 1 || !has(seq.add(1)));
         note_first(&mut self.first[1], seq);
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
     }
@@ -184,7 +144,7 @@ impl Numbers {
         self.note_progress(now);
         // What is late on a bump that the connection has left says nothing.
         let is_here = by.is_some_and(|by| self.sent_by.is_none_or(|sent_by| sent_by == by));
-        let ignored = is_here && { self.given }.is_some_and(|given| given.is_ignored(now));
+        let ignored = is_here && { self.given }.is_some_and(|at| now.since(at) >= IGNORED_FOR);
         let fit = self.fit;
         let is_further = |least: u32| {
             let mut undecided = fit.iter().zip(apart).filter(|(fit, _)| !**fit);
@@ -219,17 +179,12 @@ impl Numbers {
                 *had = latest;
                 if before.is_some() {
                     (self.given, self.unanswered) = (None, None);
-                    self.last_byte = LastByte::New;
                     self.got_on |= of < 2;
                 }
             }
         }
         if is_data {
-            let first = Given {
-                first: now,
-                last: now,
-            };
-            self.given.get_or_insert(first).last = now;
+            self.given.get_or_insert(now);
         }
     }
 }
@@ -292,78 +247,37 @@ mod tests {
         }
     }
 
-    /// Data in front of what came by the bump was lost in plain, and the bump carried nothing for long, so nothing was sent again.
-    #[test]
-    fn data_that_does_not_come_again_is_not_ignored() {
-        let at = |ms| Time::ZERO + Duration::from_millis(ms);
-        let far = [1000 + (1 << 17), 500];
-        let mut numbers = Numbers::default();
-        let hear = |numbers: &mut Numbers, ms, is_data| {
-            super::tests::hear(numbers, at(ms), [1000, 500], far, is_data)
-        };
-        // A copy that comes soon is as good as none.
-        for (ms, is_data) in [(0, true), (200, true), (9000, false), (11_000, false)] {
-            assert_eq!(hear(&mut numbers, ms, is_data), Compared::Open, "{ms}");
-            assert_eq!(numbers.may_be_strange(at(ms)), ms < 4000, "{ms}");
-        }
-        assert_eq!(hear(&mut numbers, 11_001, true), Compared::Differ);
-        // TCP waits twice as long each time.
-        for (timeout, decided) in [(200, 3000), (600, 4200), (1000, 3000), (3000, 3000)] {
-            let mut numbers = Numbers::default();
-            let mut sent = [0, 1, 3, 7, 15].map(|times| times * timeout).into_iter();
-            let differs = sent.find(|ms| hear(&mut numbers, *ms, true) == Compared::Differ);
-            assert_eq!(differs, Some(decided));
-        }
-    }
-
     /// Data that this end sent in plain was lost, and its kernel waits for long before it sends that again.
     #[test]
     fn a_kernel_that_only_asks_whether_the_other_one_is_there_does_not_differ() {
         let [acked, given] = [1000, 500].map(SeqNumber::new);
-        let asks = (acked.add(u32::MAX), 0);
-        let last = (acked.add(u32::MAX), flags::PSH);
-        // Another byte the local kernel would have to take, and the last one of data it would have to acknowledge. Behind a firewall that
-        // drops the acknowledgement the peer's kernel says nothing else.
-        for (data, answers, differs) in [
-            ((acked, 0), false, true),
-            (last, true, true),
-            (last, false, false),
-            (asks, true, false),
-        ] {
-            let mut numbers = Numbers {
-                sent_end: Some(given.add(1 << 17)),
-                sent_by: BumpId::new(1),
-                ..Numbers::default()
-            };
-            let mut hear = |(seq, push), data, seconds| {
-                let tcp = TcpFields {
-                    flags: flags::ACK | push,
-                    window: 0,
-                    ack: given,
-                    timestamps: None,
-                    meta: None,
-                    options: None,
-                    urgent: None,
-                };
-                numbers.note_peers(seq, &tcp, data);
-                let now = Time::ZERO + Duration::from_secs(seconds);
-                let compared = numbers.compare(now, BumpId::new(1));
-                numbers.acked = Some(acked);
-                compared
-            };
-            for seconds in [0, 5, 10] {
-                assert_eq!(hear(asks, Some(1), seconds), Compared::Open);
-            }
-            if answers {
-                assert_eq!(hear((acked, 0), None, 10), Compared::Open);
-            }
-            assert_eq!(hear(data, Some(1), 11), Compared::Open);
-            let expected = match differs {
-                true => Compared::Differ,
-                false => Compared::Open,
-            };
-            assert_eq!(hear(data, Some(1), 13), expected);
+        let mut numbers = Numbers {
+            sent_end: Some(given.add(1 << 17)),
+            sent_by: BumpId::new(1),
+            ..Numbers::default()
+        };
+        let tcp = TcpFields {
+            flags: flags::ACK,
+            window: 0,
+            ack: given,
+            timestamps: None,
+            meta: None,
+            options: None,
+            urgent: None,
+        };
+        let mut hear = |seq, seconds| {
+            numbers.note_peers(seq, &tcp, Some(1));
+            let now = Time::ZERO + Duration::from_secs(seconds);
+            let compared = numbers.compare(now, BumpId::new(1));
+            numbers.acked = Some(acked);
+            compared
+        };
+        for seconds in [0, 5, 10] {
+            assert_eq!(hear(acked.add(u32::MAX), seconds), Compared::Open);
         }
+        // Another byte it would have to take.
+        assert_eq!(hear(acked, 11), Compared::Open);
+        assert_eq!(hear(acked, 13), Compared::Differ);
     }
 
     #[test]
