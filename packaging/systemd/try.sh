@@ -173,22 +173,6 @@ second() {
     echoes guarded
     is_on seal || fail "the connection is not on the bump"
 
-    say "leave"
-    cp --archive /etc/dibs /etc/dibs.kept
-    dibsctl leave
-    echoes left
-    [ ! -e /etc/dibs/dibsd.toml ] && [ ! -e /etc/dibs/private.key ] || fail "it left the configuration or the key"
-    systemctl disable --now dibsd dibs-guard
-    ! systemctl is-active dibsd dibs-guard || fail "a unit goes on"
-    [ -z "$(iptables-save | grep DIBS)" ] || fail "it left rules in the kernel"
-    echoes plain-again
-    rm --recursive /etc/dibs
-    mv /etc/dibs.kept /etc/dibs
-    systemctl enable --now dibs-guard dibsd
-    await "the session" is_established
-    await "the bump" is_on seal
-    echoes back
-
     say "removal"
     dpkg --remove dibs
     ! systemctl is-active dibsd dibs-guard || fail "a removal left a unit"
