@@ -1,7 +1,5 @@
 //! What the daemon tells, for people.
 
-use std::collections::HashSet;
-use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
@@ -144,35 +142,26 @@ pub(crate) fn gone(gone: &RuleGone) -> String {
 
 /// Connections that a command left where they are, with the reason of several once.
 fn write_skipped(text: &mut String, what: &str, skipped: &[Skipped]) {
-    let mut reasons: Vec<&str> = skipped.iter().map(|it| it.reason.as_str()).collect();
-    // In their order; a reason is mostly that of all.
-    let mut known = HashSet::new();
-    reasons.retain(|reason| known.insert(*reason));
-    for reason in reasons {
-        let of_it: Vec<&Skipped> = { skipped.iter() }
-            .filter(|it| it.reason == reason)
-            .collect();
-        let reason = printable(reason);
-        // Writing to a String cannot fail.
-        let _ = match of_it[..] {
-            [
-                Skipped {
-                    id, local, remote, ..
-                },
-            ] => {
-                writeln!(text, "{what} {id}: {local} to {remote}: {reason}")
-            }
-            _ => writeln!(
-                text,
-                "{what} {}: {reason}",
-                count(of_it.len(), "connection")
-            ),
-        };
-        for Skipped {
-            id, local, remote, ..
-        } in of_it.iter().filter(|_| of_it.len() > 1)
+    let mut by_reason: Vec<(&str, Vec<&Skipped>)> = Vec::new();
+    for one in skipped {
+        match by_reason
+            .iter_mut()
+            .find(|(reason, _)| *reason == one.reason)
         {
-            let _ = writeln!(text, "  {id}: {local} to {remote}");
+            Some((_, of_it)) => of_it.push(one),
+            None => by_reason.push((&one.reason, vec![one])),
+        }
+    }
+    let conn = |one: &Skipped| format!("{}: {} to {}", one.id, one.local, one.remote);
+    for (reason, of_it) in by_reason {
+        let reason = printable(reason);
+        if let [one] = of_it[..] {
+            *text += &format!("{what} {}: {reason}\n", conn(one));
+            continue;
+        }
+        *text += &format!("{what} {}: {reason}\n", count(of_it.len(), "connection"));
+        for one in of_it {
+            *text += &format!("  {}\n", conn(one));
         }
     }
 }

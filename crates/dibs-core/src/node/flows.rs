@@ -215,7 +215,7 @@ impl FlowTable {
         self.conns.get_mut(key).expect(ENDS)
     }
 
-    /// What is known of the same ends on the other bumps.
+    /// Entries of the same ends on the other bumps.
     pub(super) fn elsewhere(&self, key: Key) -> SmallVec<[Key; 2]> {
         let conn = self.conns.get(key).expect(ENDS);
         let lanes = &self.ends.get(conn.ends).expect(ENDS).lanes;

@@ -152,7 +152,11 @@ impl Peer {
         let syn = segment.has(flags::SYN);
         if syn {
             // What is left of an older connection between the same ports is of no use.
-            cx.fq.forget(&mut cx.shared.pool, key, &mut conn.out);
+            let segments = cx.fq.forget(&mut cx.shared.pool, key, &mut conn.out);
+            cx.shared
+                .journal
+                .counters
+                .add(Counter::EpochEnded, segments);
         }
         if begins {
             end_elsewhere(&mut cx, key);
@@ -631,7 +635,11 @@ impl Peer {
 fn end_elsewhere(cx: &mut ReceiveCx<'_>, key: Key) {
     for other in cx.flows.elsewhere(key) {
         let conn = cx.flows.get_mut(other).expect("it was just found");
-        cx.fq.forget(&mut cx.shared.pool, other, &mut conn.out);
+        let segments = cx.fq.forget(&mut cx.shared.pool, other, &mut conn.out);
+        cx.shared
+            .journal
+            .counters
+            .add(Counter::EpochEnded, segments);
         conn.end();
     }
 }

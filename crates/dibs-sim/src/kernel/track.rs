@@ -44,7 +44,7 @@ pub(super) struct Track {
 pub(super) struct Heard {
     /// smoltcp does not get it.
     pub(super) withheld: bool,
-    /// It gets this before it.
+    /// Segment that it gets before it.
     pub(super) before: Option<Vec<u8>>,
     /// It gets this three times behind it.
     pub(super) repetition: Option<Vec<u8>>,

@@ -15,7 +15,7 @@ use super::{Machine, Task, ended, entries, locks, or_warn, rules, shadows, tells
 
 /// Time between two looks that nothing gave cause for, at least.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// The same, at most.
+/// Longest time between two of them.
 const LOOK_AT_LAST: Duration = Duration::from_secs(10);
 /// Rest after such a look, in lengths of it: there may be thousands of connections, on a small router.
 const RESTS: u32 = 100;
