@@ -460,8 +460,8 @@ async fn why_none(daemon: &Daemon, caller: Caller, selector: &Selector) -> anyho
     Ok(why)
 }
 
-/// Takes connections that just came to a bump back to plain if no bump can carry them. Those that were given time to get on, and whose
-/// kernels still stand apart, are taken to be such.
+/// Takes connections that just came to a bump back to plain if no bump can carry them. Those at rest whose kernels were asked, and still
+/// stand apart, are taken to be such.
 async fn take_back_renumbered(
     daemon: &Daemon,
     moved: &mut [Moved],

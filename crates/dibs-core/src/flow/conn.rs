@@ -517,7 +517,7 @@ impl Conn {
             .is_some_and(|numbers| numbers.differ())
     }
 
-    /// True if the numbers of the two kernels do not fit, and the connection does not get on, as far as that is known.
+    /// True if the numbers of the two kernels do not fit although the connection is at rest, as far as that is known.
     pub fn is_apart(&self) -> bool {
         { self.numbers.as_ref() }.is_some_and(|numbers| numbers.is_apart())
     }

@@ -95,7 +95,7 @@ pub struct ConnSnapshot {
     pub given: Option<SeqNumber>,
     /// The two kernels do not count the same bytes alike, since something on the ordinary route changes TCP's numbers.
     pub renumbered: bool,
-    /// Their numbers do not fit, and the connection does not get on: it is at rest, or it is renumbered.
+    /// Their numbers do not fit although the connection is at rest, as far as that is known.
     pub apart: bool,
     /// Counters.
     pub stats: ConnStats,

@@ -377,6 +377,7 @@ fn an_answer_that_is_repeated_by_a_bump_does_not_hide_that_numbers_are_changed()
         for wait in [1000, 2000, 4000] {
             pair.segment(1, 6, b"", flags::SYN, 1, 1001 + added);
             pair.segment(0, 1001, &text(if bits == 0 { 1000 } else { 0 }), bits, 1, 7);
+            pair.run(Duration::from_millis(10));
             pair.send_ack(1, 1001 + added);
             pair.run(Duration::from_millis(wait));
         }
