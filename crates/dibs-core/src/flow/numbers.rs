@@ -179,6 +179,7 @@ impl Numbers {
     /// Notes where the peer's kernel stands, by a segment with so many bytes of data or with a FIN, or by one without.
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
         self.peers_seq = Some(seq);
+        self.answers = false;
         match data {
             Some(len) => self.note_came(seq, tcp, len),
             None => {
