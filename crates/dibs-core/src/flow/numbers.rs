@@ -3,10 +3,9 @@
 //!
 //! A connection at rest has the same numbers at both ends. One that sends is ahead of what the other end has, so a distance that a
 //! window reaches decides nothing by itself. Each end has, at some time, just what the other one sent before it came to the bump:
-//! where that is seen the numbers fit. They differ if the peer's kernel acknowledges more than the local one has sent. Otherwise they differ
-//! if the lowest data that came by the bump comes again long after, and neither kernel gets on, although the one that does not take what
-//! it hears has answered: the local one if it lacks that data, else the peer's, which does not take that it is acknowledged. A kernel that
-//! does not answer is asked; it may not hear what the bump gives it, as behind a firewall.
+//! where that is seen the numbers fit. They differ if that is not seen although the lowest data has come by the bump again, long after
+//! it came first, the local kernel has answered it, and neither has got on. A kernel that does not answer may not hear what the bump gives
+//! it, as behind a firewall. Only the end that the data comes to can tell: on a slow way it is long under way.
 
 use std::mem;
 use std::time::Duration;
@@ -49,28 +48,10 @@ struct Given {
     by: BumpId,
     /// Moment at which it came first.
     since: Time,
-    stage: Stage,
-    /// It came again, and the local kernel has said nothing without data since.
-    unanswered: bool,
-    /// Moment at which a higher one came late, and it did not.
-    passed: Option<Time>,
-}
-
-/// Stage of data that comes again, as TCP sends what is not acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// It has come, and the local kernel lacks it.
-    Lacked,
-    /// It came again so long after that what lies before it would have come meanwhile: the local kernel is to answer.
-    LackedAgain,
-    /// It has come, and by the numbers the local kernel has it.
-    Had,
-    /// It came again: the peer's kernel did not take that it is acknowledged, or has not heard that.
-    HadAgain,
-    /// The peer's kernel has spoken without data since, so it hears the local one.
-    HadAnswered,
-    /// One of the kernels does not take what the other one says.
-    Ignored,
+    /// It came again long after, as TCP sends what is not acknowledged. What lies before it would have come meanwhile.
+    again: bool,
+    /// The local kernel has said since then that it has no more than before.
+    answered: bool,
 }
 
 /// Numbers of both kernels since a connection came to a bump.
@@ -78,10 +59,6 @@ enum Stage {
 pub struct Numbers {
     acked: Option<SeqNumber>,
     sent_end: Option<SeqNumber>,
-    /// Number of what the local kernel sent last.
-    sent: Option<SeqNumber>,
-    /// The local kernel has just said where it stands, by a segment without data.
-    answers: bool,
     /// Numbers of the first segments by a bump: of the local kernel, and of the peer's, as far as is known.
     first: [Option<SeqNumber>; 2],
     /// Bump by which those two were said.
@@ -91,9 +68,7 @@ pub struct Numbers {
     /// First comparison.
     begun: Option<Time>,
     /// Data has just come from the peer's kernel.
-    came: Option<Stage>,
-    /// The local kernel sent data again, and has said nothing else since.
-    resends: bool,
+    is_data: bool,
     /// Data went by a bump, either way.
     had_data: bool,
     given: Option<Given>,
@@ -151,23 +126,13 @@ impl Numbers {
 
     /// Notes where the local kernel stands, which sends `by` this bump or another one.
     pub fn note_local(&mut self, segment: &Segment<'_>, end: SeqNumber, by: BumpId) {
-        let is_bare = end == segment.seq;
         // A question whether the peer's kernel is there lies before what was sent (RFC 9293, 3.8.4).
-        let asks = is_bare && self.sent.is_some_and(|sent| sent.is_after(segment.seq));
-        let again = self.sent_end.is_some_and(|sent| sent.is_after(segment.seq));
-        self.resends |= again && !is_bare;
-        if is_bare && !asks {
-            (self.resends, self.unanswered) = (false, None);
-            self.answers = true;
-            if let Some(given) = &mut self.given {
-                given.unanswered = false;
-                if given.stage == Stage::LackedAgain {
-                    given.stage = Stage::Ignored;
-                }
-            }
-        }
-        if !asks {
-            self.sent = Some(segment.seq);
+        let asks = self.sent_end.is_some_and(|sent| sent.is_after(segment.seq));
+        if let Some(given) = &mut self.given
+            && end == segment.seq
+            && !asks
+        {
+            given.answered = given.again;
         }
         self.had_data |= end != segment.seq;
         self.acked = segment.has(flags::ACK).then_some(segment.ack);
@@ -179,33 +144,12 @@ impl Numbers {
     /// Notes where the peer's kernel stands, by a segment with so many bytes of data or with a FIN, or by one without.
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
         self.peers_seq = Some(seq);
-        self.answers = false;
-        match data {
-            Some(len) => self.note_came(seq, tcp, len),
-            None => {
-                if let Some(given) = &mut self.given
-                    && given.stage == Stage::HadAgain
-                    && !given.seq.is_after(seq)
-                {
-                    given.stage = Stage::HadAnswered;
-                }
-            }
-        }
+        // A byte that the local kernel has may only ask whether that is still there (RFC 9293, 3.8.4): it is not ignored, and nothing
+        // gets on by it.
+        let has = |end| self.acked.is_none_or(|acked| acked == end);
+        self.is_data |= data.is_some_and(|len| len != 1 || !has(seq.add(1)));
         note_first(&mut self.first[1], seq);
         self.peers_ack = (tcp.flags & flags::ACK != 0).then_some(tcp.ack);
-    }
-
-    /// Notes data of the peer's kernel.
-    fn note_came(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, len: usize) {
-        let end = seq.add(u32::try_from(len.max(1)).unwrap_or(u32::MAX));
-        let has = |acked: SeqNumber| !end.is_after(acked);
-        // One byte that it has may only ask whether it is there (RFC 9293, 3.8.4). The last one of data is pushed.
-        let asks = len == 1 && tcp.flags & flags::PSH == 0;
-        match self.acked.map(has) {
-            Some(true) if asks => {}
-            Some(true) => self.came = Some(Stage::Had),
-            Some(false) | None => self.came = Some(Stage::Lacked),
-        }
     }
 
     /// Compares where both kernels stand, as far as that is known, after a word of the local kernel, or of the peer's `by` a bump.
@@ -222,23 +166,22 @@ impl Numbers {
             *fit |= apart.is_some_and(|apart| apart <= NEAR);
         }
         self.note_progress(now, by);
-        let ignored = { self.given }.is_some_and(|given| given.stage == Stage::Ignored);
+        let ignored = { self.given }.is_some_and(|given| given.answered);
         let fit = self.fit;
         let is_further = |least: u32| {
             let mut undecided = fit.iter().zip(apart).filter(|(fit, _)| !**fit);
             undecided.any(|(_, apart)| apart.is_some_and(|apart| apart > least))
         };
         self.apart = is_further(NEAR);
-        let acks_unsent = mem::take(&mut self.answers) && !fit[1] && self.acks_unsent();
-        if self.apart && ignored || is_further(MOST_APART) || acks_unsent {
+        if self.apart && ignored || is_further(MOST_APART) {
             (self.differ, self.over) = (true, true);
             return Compared::Differ;
         }
         if self.fit == [true; 2] {
             (self.differ, self.over) = (false, true);
         }
-        let is_silent = self.sent_by.is_none() || self.resends;
-        if by.is_some() && (is_silent || self.given.is_some_and(|given| given.unanswered)) {
+        let is_silent = |given: Given| given.again && !given.answered;
+        if by.is_some() && (self.sent_by.is_none() || self.given.is_some_and(is_silent)) {
             let since = *self.unanswered.get_or_insert(now);
             if now.since(since) >= PATIENCE {
                 self.unanswered = Some(now);
@@ -248,78 +191,52 @@ impl Numbers {
         Compared::Open
     }
 
-    /// True if the peer's kernel acknowledges more than the local one has sent, where that has just said how much it has.
-    fn acks_unsent(&self) -> bool {
-        let beyond = self.peers_ack.zip(self.sent_end);
-        beyond.is_some_and(|(ack, sent)| ack.is_after(sent.add(NEAR)))
-    }
-
     /// Notes whether either kernel got on, and what the local one was given since, `by` a bump.
     fn note_progress(&mut self, now: Time, by: Option<BumpId>) {
-        let came = self.came.take();
-        self.had_data |= came.is_some();
-        let sent = self.peers_seq.filter(|_| came.is_some());
+        let is_data = mem::take(&mut self.is_data);
+        self.had_data |= is_data;
+        let sent = self.peers_seq.filter(|_| is_data);
         let latest = [self.acked, self.peers_ack, sent];
         for (of, (had, latest)) in self.had.iter_mut().zip(latest).enumerate() {
             let before = *had;
             if latest.is_some_and(|it| before.is_none_or(|before| it.is_after(before))) {
                 *had = latest;
                 if before.is_some() {
-                    (self.given, self.unanswered, self.resends) = (None, None, false);
+                    (self.given, self.unanswered) = (None, None);
                     self.got_on |= of < 2;
                 }
             }
         }
         // What is late on a bump that the connection has left says nothing.
         let by = by.filter(|by| self.sent_by.is_none_or(|sent_by| sent_by == *by));
-        if let (Some(seq), Some(by), Some(stage)) = (self.peers_seq, by, came) {
-            self.note_data(
-                now,
-                Given {
-                    seq,
-                    by,
-                    since: now,
-                    stage,
-                    unanswered: false,
-                    passed: None,
-                },
-            );
+        if let Some((seq, by)) = sent.zip(by) {
+            self.note_data(now, seq, by);
         }
     }
 
-    /// Notes data that the local kernel is given.
-    fn note_data(&mut self, now: Time, new: Given) {
-        let Some(given) = self.given.as_mut().filter(|given| given.by == new.by) else {
-            self.given = Some(new);
-            return;
-        };
-        let is_late = now.since(given.since) >= IGNORED_FOR;
-        if new.seq.is_after(given.seq) {
-            // The lower one would have come with it, unless it was acknowledged meanwhile.
-            let passed = given.passed.or(is_late.then_some(now));
-            given.passed = passed;
-            if passed.is_some_and(|passed| now.since(passed) >= IGNORED_FOR) {
-                *given = new;
+    /// Notes data that the local kernel is given by a bump.
+    fn note_data(&mut self, now: Time, seq: SeqNumber, by: BumpId) {
+        match &mut self.given {
+            Some(given) if given.by == by && given.seq == seq => {
+                if !given.again && now.since(given.since) >= IGNORED_FOR {
+                    given.again = true;
+                    self.unanswered = None;
+                }
             }
-            return;
-        }
-        given.passed = None;
-        // A higher one came first, or where the local kernel stands was not known.
-        let has = |stage| !matches!(stage, Stage::Lacked | Stage::LackedAgain);
-        if given.seq.is_after(new.seq) || has(new.stage) && !has(given.stage) {
-            *given = new;
-            return;
-        }
-        given.unanswered = true;
-        match given.stage {
-            Stage::Lacked if is_late => {
-                given.stage = Stage::LackedAgain;
-                // The next word is an answer to this.
-                self.unanswered = None;
+            // If it had not been acknowledged meanwhile, the lower one would have come again.
+            Some(given)
+                if given.by == by
+                    && seq.is_after(given.seq)
+                    && (given.again || now.since(given.since) < IGNORED_FOR) => {}
+            given => {
+                *given = Some(Given {
+                    seq,
+                    by,
+                    since: now,
+                    again: false,
+                    answered: false,
+                });
             }
-            Stage::Had => given.stage = Stage::HadAgain,
-            Stage::HadAnswered if is_late => given.stage = Stage::Ignored,
-            _ => {}
         }
     }
 }
@@ -353,20 +270,9 @@ mod tests {
     }
 
     /// Compares after a word of the peer's kernel, with so much data or without, which stands at `seq` and `ack`.
-    fn hear(numbers: &mut Numbers, ms: u64, at: [u32; 2], data: Option<usize>) -> Compared {
-        hear_pushed(numbers, ms, at, data, 0)
-    }
-
-    /// The same, with PSH or without.
-    fn hear_pushed(
-        numbers: &mut Numbers,
-        ms: u64,
-        [seq, ack]: [u32; 2],
-        data: Option<usize>,
-        push: u16,
-    ) -> Compared {
+    fn hear(numbers: &mut Numbers, ms: u64, [seq, ack]: [u32; 2], data: Option<usize>) -> Compared {
         let tcp = TcpFields {
-            flags: flags::ACK | push,
+            flags: flags::ACK,
             window: 0,
             ack: SeqNumber::new(ack),
             timestamps: None,
@@ -400,26 +306,10 @@ mod tests {
     }
 
     /// Kernels of which one counts differently, by less than a long window, in one direction or the other: what the peer's says, if the
-    /// local one has 1000 and sends from 500 on. The local one lacks what the peer's sends, which acknowledges less than was sent.
+    /// local one has 1000 and sends from 500 on.
     fn strange() -> impl Iterator<Item = [u32; 2]> {
-        let offsets = [1 << 17, (1 << 26) + 5];
-        { offsets.into_iter() }.flat_map(|by| [[1000 + by, 500], [1000, 500u32.wrapping_sub(by)]])
-    }
-
-    #[test]
-    fn a_kernel_that_acknowledges_what_was_not_sent_differs() {
-        for (by, differs) in [(1 << 16, false), ((1 << 16) + 1, true)] {
-            let mut numbers = Numbers::default();
-            assert_eq!(hear(&mut numbers, 0, [9, 500 + by], None), Compared::Open);
-            // A probe says nothing of what was sent, nor does data that is sent again.
-            assert_eq!(say(&mut numbers, 1, [1000, 400], 100), Compared::Open);
-            assert_eq!(say(&mut numbers, 2, [1000, 399], 0), Compared::Open);
-            let expected = match differs {
-                true => Compared::Differ,
-                false => Compared::Open,
-            };
-            assert_eq!(say(&mut numbers, 3, [1000, 500], 0), expected);
-        }
+        let offsets = [1 << 17, (1 << 26) + 5, (1u32 << 26).wrapping_neg()];
+        { offsets.into_iter() }.flat_map(|offset| [[1000 + offset, 500], [1000, 500 + offset]])
     }
 
     #[test]
@@ -517,52 +407,6 @@ mod tests {
             );
             assert_eq!(say(&mut numbers, seconds * 1000, [1000, sends], 0), differs);
         }
-    }
-
-    /// All before the last byte was acknowledged in plain, or the peer counts lower numbers. If the peer's kernel only sends it again, it may
-    /// not hear that it is acknowledged, as behind a firewall.
-    #[test]
-    fn a_kernel_that_answers_and_still_sends_what_the_other_one_has_differs() {
-        let far = 1 << 17;
-        for (peers, acked, len) in [([999, 500], 1000, 1), ([1000, 500], 1000 + far, 100)] {
-            for answers in [false, true] {
-                let mut numbers = Numbers::default();
-                let mut differs = None;
-                for ms in [0, 200, 600, 1400, 3000, 6200] {
-                    let local = [acked, 500 + far];
-                    let compared = hear_pushed(&mut numbers, ms, peers, Some(len), flags::PSH);
-                    assert_ne!(compared, Compared::Ask, "the local kernel answers");
-                    if compared == Compared::Differ {
-                        differs = differs.or(Some(ms));
-                    }
-                    assert_eq!(say(&mut numbers, ms + 1, local, 0), Compared::Open);
-                    if answers {
-                        let [seq, ack] = [peers[0] + u32::try_from(len).unwrap(), peers[1]];
-                        hear(&mut numbers, ms + 20, [seq, ack], None);
-                    }
-                }
-                assert_eq!(differs, answers.then_some(3000), "{len}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_kernel_that_sends_again_is_asked_whether_it_hears_the_other_one() {
-        let mut numbers = Numbers::default();
-        let mut asked = Vec::new();
-        for ms in [0, 200, 600, 1400, 3000] {
-            assert_eq!(say(&mut numbers, ms, [1000, 1 << 20], 100), Compared::Open);
-            if hear(&mut numbers, ms + 20, [1000, 500], None) == Compared::Ask {
-                asked.push(ms);
-            }
-        }
-        assert_eq!(asked, [1400, 3000]);
-        // It has answered.
-        assert_eq!(
-            say(&mut numbers, 3021, [1000, (1 << 20) + 100], 0),
-            Compared::Open
-        );
-        assert_eq!(hear(&mut numbers, 6000, [1000, 500], None), Compared::Open);
     }
 
     #[test]

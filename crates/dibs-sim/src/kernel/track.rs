@@ -122,13 +122,12 @@ impl Track {
         is_data && acks && self.acked == Some(end(s))
     }
 
-    /// True if this acknowledges what was not sent. Linux drops that, once the handshake is over, unless it answers that the segment lies
-    /// before its window; smoltcp takes it for what waits to be sent.
+    /// True if this acknowledges what was not sent. Linux drops that, once the handshake is over; smoltcp takes it for what waits to be
+    /// sent.
     fn acknowledges_unsent(&self, s: &Segment<'_>) -> bool {
         let ends = s.flags & (flags::SYN | flags::RST) != 0;
         let acked = self.acked.filter(|_| s.has(flags::ACK) && !ends);
-        let is_near =
-            acked.is_some_and(|acked| !is_outside(s.seq, acked) && !acked.is_after(end(s)));
+        let is_near = acked.is_some_and(|acked| !is_outside(s.seq, acked));
         is_near && self.una != self.first && s.ack.is_after(self.top)
     }
 
