@@ -48,9 +48,9 @@ struct Given {
     by: BumpId,
     /// Moment at which it came first.
     since: Time,
-    /// It came again long after, as TCP sends what is not acknowledged. What lies before it would have come meanwhile.
+    /// True once it came again long after, as TCP sends data that is not acknowledged: data before it would have come meanwhile.
     again: bool,
-    /// The local kernel has said since then that it has no more than before.
+    /// True once the local kernel has said since then that it has no more than before.
     answered: bool,
 }
 
@@ -223,7 +223,7 @@ impl Numbers {
                     self.unanswered = None;
                 }
             }
-            // If it had not been acknowledged meanwhile, the lower one would have come again.
+            // The lower one would have come again, unless it was acknowledged meanwhile.
             Some(given)
                 if given.by == by
                     && seq.is_after(given.seq)
@@ -361,7 +361,7 @@ mod tests {
         }
     }
 
-    /// What lay before the data was lost in plain, and the way by the bump was interrupted, so it has not been sent again.
+    /// Data before it was lost in plain, and has not been sent again, because the way by the bump was interrupted.
     #[test]
     fn data_that_does_not_come_again_is_not_ignored() {
         let mut numbers = Numbers::default();
