@@ -5,11 +5,9 @@ use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
 use dibs_eavesdrop::{Link, Payload};
-use dibs_lab::{Capture, Packet, Recording};
+use dibs_lab::{Capture, Packet, Plaintext, Recording};
 use dibs_netns::Host;
 use etherparse::{IpNumber, LaxSlicedPacket};
-
-use crate::plaintext::Plaintext;
 
 /// Recordings of both links in progress.
 #[derive(Debug)]

@@ -28,7 +28,6 @@ pub mod hostile;
 pub mod household;
 pub mod kernel;
 pub mod member;
-pub mod plaintext;
 pub mod programs;
 pub mod routed;
 pub mod ssh;

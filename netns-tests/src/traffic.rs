@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use dibs_lab::Plaintext;
 use dibs_lab::load::{join, retransmissions};
 use dibs_netns::{HANG, Host, wait_for, wait_until};
 use nix::unistd::{Uid, geteuid, setfsuid};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::eavesdropper::Eavesdropper;
-use crate::plaintext::Plaintext;
 
 /// How long a connection may stand still. TCP doubles its timeouts while nobody answers: after 30
 /// seconds of silence the next attempt may be 30 more away.

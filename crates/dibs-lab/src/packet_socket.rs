@@ -25,10 +25,10 @@ const SENDING: usize = 32 << 20;
 const OVERHEAD: usize = 128;
 
 /// Bytes of a listening socket's block, and how many there are. A block is handed over, and another begun, when it
-/// is full or after so many milliseconds: so there is room for 128 MiB, and for 25 seconds.
+/// is full or after so many milliseconds: so there is room for 64 MiB, and for 25 seconds.
 const LISTENING: usize = 256 << 10;
-const BLOCKS: usize = 512;
-const HAND_OVER: u32 = 50;
+const BLOCKS: usize = 256;
+const HAND_OVER: u32 = 100;
 /// Bytes of each frame for who listens to heads.
 const HEAD: u32 = 384;
 
