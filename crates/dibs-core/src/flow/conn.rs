@@ -569,6 +569,15 @@ impl Conn {
         { self.numbers.as_mut() }.map_or(Compared::Open, |numbers| numbers.compare(now, by))
     }
 
+    /// Notes where the local kernel stood on the bump that the connection comes from. The first word here may repeat earlier data, and
+    /// routers in plain are to be shown all that was sent by bumps.
+    pub fn note_stood(&mut self, sent_end: SeqNumber, acked: SeqNumber) {
+        if moves_on(self.sent_end, sent_end) {
+            self.sent_end = Some(sent_end);
+        }
+        self.note_acked(acked);
+    }
+
     /// The local kernel has what lies in front of `ack`.
     pub fn note_acked(&mut self, ack: SeqNumber) {
         if moves_on(self.acked, ack) {

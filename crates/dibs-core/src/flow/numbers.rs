@@ -5,7 +5,8 @@
 //! window reaches decides nothing by itself. Each end has, at some time, just what the other one sent before it came to the bump:
 //! where that is seen the numbers fit. They differ if that is not seen although the lowest data has come by the bump again, long after
 //! it came first, the local kernel has answered it, and neither has got on. A kernel that does not answer may not hear what the bump gives
-//! it, as behind a firewall. Only the end that the data comes to can tell: on a slow way it is long under way.
+//! it, as behind a firewall. Only the end that the data comes to can tell: on a slow way it is long under way. They differ, too, if the
+//! local kernel has long said that it sent less than the peer's has acknowledged.
 
 use std::mem;
 use std::time::Duration;
@@ -52,6 +53,21 @@ struct Given {
     again: bool,
     /// True once the local kernel has said since then that it has no more than before.
     answered: bool,
+    /// Data behind it that came when it was to come again, and when: it may only have overtaken.
+    next: Option<(SeqNumber, Time)>,
+}
+
+impl Given {
+    fn new(seq: SeqNumber, by: BumpId, since: Time) -> Self {
+        Self {
+            seq,
+            by,
+            since,
+            again: false,
+            answered: false,
+            next: None,
+        }
+    }
 }
 
 /// Numbers of both kernels since a connection came to a bump.
@@ -59,6 +75,10 @@ struct Given {
 pub struct Numbers {
     acked: Option<SeqNumber>,
     sent_end: Option<SeqNumber>,
+    /// Number of the last data that the local kernel sent.
+    sent: Option<SeqNumber>,
+    /// Moment since which the peer's kernel has acknowledged more than the local one says that it sent.
+    unsent: Option<Time>,
     /// Numbers of the first segments by a bump: of the local kernel, and of the peer's, as far as is known.
     first: [Option<SeqNumber>; 2],
     /// Bump by which those two were said.
@@ -69,6 +89,8 @@ pub struct Numbers {
     begun: Option<Time>,
     /// Data has just come from the peer's kernel.
     is_data: bool,
+    /// The local kernel has just said where it stands, without data.
+    is_bare: bool,
     /// Data went by a bump, either way.
     had_data: bool,
     given: Option<Given>,
@@ -126,19 +148,28 @@ impl Numbers {
 
     /// Notes where the local kernel stands, which sends `by` this bump or another one.
     pub fn note_local(&mut self, segment: &Segment<'_>, end: SeqNumber, by: BumpId) {
-        // A question whether the peer's kernel is there lies before what was sent (RFC 9293, 3.8.4).
-        let asks = self.sent_end.is_some_and(|sent| sent.is_after(segment.seq));
-        if let Some(given) = &mut self.given
-            && end == segment.seq
-            && !asks
-        {
-            given.answered = given.again;
+        if end == segment.seq {
+            self.note_bare(segment.seq);
+        } else {
+            (self.had_data, self.sent) = (true, Some(segment.seq));
         }
-        self.had_data |= end != segment.seq;
         self.acked = segment.has(flags::ACK).then_some(segment.ack);
         self.sent_end = Some(end);
         self.sent_by = Some(by);
         note_first(&mut self.first[0], segment.seq);
+    }
+
+    /// Notes a word of the local kernel without data.
+    fn note_bare(&mut self, seq: SeqNumber) {
+        self.is_bare = true;
+        // A question whether the peer's kernel is there lies before what was sent (RFC 9293, 3.8.4). A kernel that probes a closed window by
+        // a byte has not sent that, by its own account.
+        let asks = self.sent_end.is_some_and(|sent| sent.is_after(seq)) && self.sent != Some(seq);
+        if let Some(given) = &mut self.given
+            && !asks
+        {
+            given.answered = given.again;
+        }
     }
 
     /// Notes where the peer's kernel stands, by a segment with so many bytes of data or with a FIN, or by one without.
@@ -166,14 +197,14 @@ impl Numbers {
             *fit |= apart.is_some_and(|apart| apart <= NEAR);
         }
         self.note_progress(now, by);
-        let ignored = { self.given }.is_some_and(|given| given.answered);
+        let is_strange = self.is_ignored() || self.acks_unsent(now);
         let fit = self.fit;
         let is_further = |least: u32| {
             let mut undecided = fit.iter().zip(apart).filter(|(fit, _)| !**fit);
             undecided.any(|(_, apart)| apart.is_some_and(|apart| apart > least))
         };
         self.apart = is_further(NEAR);
-        if self.apart && ignored || is_further(MOST_APART) {
+        if self.apart && is_strange || is_further(MOST_APART) {
             (self.differ, self.over) = (true, true);
             return Compared::Differ;
         }
@@ -181,7 +212,8 @@ impl Numbers {
             (self.differ, self.over) = (false, true);
         }
         let is_silent = |given: Given| given.again && !given.answered;
-        if by.is_some() && (self.sent_by.is_none() || self.given.is_some_and(is_silent)) {
+        let is_silent = self.sent_by.is_none() || self.given.is_some_and(is_silent);
+        if by.is_some() && (is_silent || self.is_past_sent()) {
             let since = *self.unanswered.get_or_insert(now);
             if now.since(since) >= PATIENCE {
                 self.unanswered = Some(now);
@@ -189,6 +221,28 @@ impl Numbers {
             }
         }
         Compared::Open
+    }
+
+    /// True if the local kernel answers data that came again, and has no more than before.
+    fn is_ignored(&self) -> bool {
+        self.given.is_some_and(|given| given.answered)
+    }
+
+    /// True if the local kernel has said for long that it sent less than the peer's has acknowledged. The latter is on its way to it
+    /// at first, and a kernel that hears it sends from there on.
+    fn acks_unsent(&mut self, now: Time) -> bool {
+        if !mem::take(&mut self.is_bare) {
+            return false;
+        }
+        self.unsent = { self.is_past_sent() }.then(|| self.unsent.unwrap_or(now));
+        self.unsent
+            .is_some_and(|since| now.since(since) >= IGNORED_FOR)
+    }
+
+    /// True if the peer's kernel has acknowledged more than the local one last said that it sent.
+    fn is_past_sent(&self) -> bool {
+        let acked = self.peers_ack.zip(self.sent_end);
+        !self.fit[1] && acked.is_some_and(|(ack, end)| end.add(NEAR).distance_from(ack) < 0)
     }
 
     /// Notes whether either kernel got on, and what the local one was given since, `by` a bump.
@@ -216,27 +270,30 @@ impl Numbers {
 
     /// Notes data that the local kernel is given by a bump.
     fn note_data(&mut self, now: Time, seq: SeqNumber, by: BumpId) {
+        let has_passed =
+            |given: &Given| { given.next }.is_some_and(|(_, came)| now.since(came) >= PATIENCE);
+        if let Some(given) = self.given.filter(has_passed)
+            && let Some((seq, since)) = given.next
+        {
+            self.given = Some(Given::new(seq, given.by, since));
+        }
         match &mut self.given {
             Some(given) if given.by == by && given.seq == seq => {
+                given.next = None;
                 if !given.again && now.since(given.since) >= IGNORED_FOR {
                     given.again = true;
                     self.unanswered = None;
                 }
             }
-            // The lower one would have come again, unless it was acknowledged meanwhile.
-            Some(given)
-                if given.by == by
-                    && seq.is_after(given.seq)
-                    && (given.again || now.since(given.since) < IGNORED_FOR) => {}
-            given => {
-                *given = Some(Given {
-                    seq,
-                    by,
-                    since: now,
-                    again: false,
-                    answered: false,
-                });
+            Some(given) if given.by == by && seq.is_after(given.seq) => {
+                // The lower one is about to come again, unless it was acknowledged meanwhile.
+                if !given.again && now.since(given.since) >= IGNORED_FOR {
+                    let (next, since) = given.next.unwrap_or((seq, now));
+                    let lowest = if next.is_after(seq) { seq } else { next };
+                    given.next = Some((lowest, since));
+                }
             }
+            given => *given = Some(Given::new(seq, by, now)),
         }
     }
 }
@@ -306,10 +363,63 @@ mod tests {
     }
 
     /// Kernels of which one counts differently, by less than a long window, in one direction or the other: what the peer's says, if the
-    /// local one has 1000 and sends from 500 on.
+    /// local one has 1000 and sends from 500 on, and the peer's acknowledges no more.
     fn strange() -> impl Iterator<Item = [u32; 2]> {
         let offsets = [1 << 17, (1 << 26) + 5, (1u32 << 26).wrapping_neg()];
-        { offsets.into_iter() }.flat_map(|offset| [[1000 + offset, 500], [1000, 500 + offset]])
+        let peers = offsets.map(|offset| [1000 + offset, 500]);
+        peers.into_iter().chain([[1000, 500 + offsets[2]]])
+    }
+
+    /// The local kernel hears that at once, and sends from there on if it has sent so much.
+    #[test]
+    fn an_acknowledgement_of_what_was_never_sent_is_strange_even_at_rest() {
+        let sent = 500 + (1 << 17);
+        for (says, last) in [(500, Compared::Differ), (sent, Compared::Open)] {
+            let mut numbers = Numbers::default();
+            // Until it has heard it, and a question about that.
+            for (ms, seq) in [(0, 500), (10, 499), (500, 500)] {
+                assert_eq!(hear(&mut numbers, ms, [1000, sent], None), Compared::Open);
+                assert_eq!(say(&mut numbers, ms, [1000, seq], 0), Compared::Open);
+            }
+            // It does not answer what it takes for strange.
+            let asked = hear(&mut numbers, 2500, [1000, sent], None);
+            assert_eq!(asked, Compared::Ask);
+            assert_eq!(say(&mut numbers, 2501, [1000, says], 0), last);
+            assert_eq!(say(&mut numbers, 9000, [1000, says], 0), Compared::Open);
+        }
+    }
+
+    /// One way is slower than the other.
+    #[test]
+    fn data_that_overtakes_what_comes_again_changes_nothing() {
+        let [far, behind] = [1000, 1100].map(|seq| seq + (1 << 17));
+        let mut numbers = Numbers::default();
+        for (ms, seq, differs) in [
+            (0, far, Compared::Open),
+            (1, behind, Compared::Open),
+            (300, far, Compared::Open),
+            (301, behind, Compared::Open),
+            (2400, behind, Compared::Open),
+            (2401, far, Compared::Differ),
+        ] {
+            assert_eq!(
+                hear(&mut numbers, ms, [seq, 500], Some(100)),
+                Compared::Open
+            );
+            assert_eq!(say(&mut numbers, ms, [1000, 500], 0), differs, "{ms}");
+        }
+    }
+
+    /// It repeats the byte, and says in between that it has not sent it.
+    #[test]
+    fn a_kernel_that_probes_a_closed_window_by_a_byte_answers() {
+        let mut numbers = Numbers::default();
+        let peers = [1000 + (1 << 17), 500];
+        for ms in [0, 2000] {
+            assert_eq!(hear(&mut numbers, ms, peers, Some(100)), Compared::Open);
+            assert_eq!(say(&mut numbers, ms, [1000, 500], 1), Compared::Open);
+        }
+        assert_eq!(say(&mut numbers, 2001, [1000, 500], 0), Compared::Differ);
     }
 
     #[test]

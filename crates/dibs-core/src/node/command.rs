@@ -291,6 +291,7 @@ impl Node {
         let before = was.and_then(|was| peer.flows.find(tuple, was));
         let before = before.and_then(|key| peer.flows.get(key));
         let fits = before.is_some_and(|conn| conn.fits());
+        let stood = before.and_then(|conn| conn.sent_end.zip(conn.acked));
         let (receiver, mut cx) = peer.receiving(now, shared);
         let key = receiver.conn(&mut cx, tuple, bump);
         let conn = cx.flows.get_mut(key).expect("it was just found");
@@ -299,6 +300,9 @@ impl Node {
         match fits {
             true => conn.skip_comparison(),
             false => conn.compare_anew(),
+        }
+        if let Some((sent_end, acked)) = stood {
+            conn.note_stood(sent_end, acked);
         }
     }
 
