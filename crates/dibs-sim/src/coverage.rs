@@ -168,6 +168,10 @@ seen! {
     LockedDropped = "lock: plain packet dropped",
     /// A plain packet of a required connection was dropped.
     RequiredDropped = "require: plain packet dropped",
+    /// A connection was brought to a bump by a rule of its own.
+    Pinned = "a rule of its own: brought to the bump",
+    /// A plain packet of a connection that has a rule of its own was dropped.
+    PinnedDropped = "a rule of its own: plain packet dropped",
     /// A packet of a locked connection came by another bump and was dropped.
     LockedElsewhere = "lock: packet of another bump dropped",
     /// The same of a required connection.

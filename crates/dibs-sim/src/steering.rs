@@ -269,6 +269,8 @@ impl Steering {
         self.spawn(async move { host.serve().await });
         let host = Rc::clone(&self.host);
         self.spawn(async move { host.greet().await });
+        let host = Rc::clone(&self.host);
+        self.spawn(async move { host.keep_pinned().await });
         engine::tasks::begin(&self.host);
         self.run(at);
     }

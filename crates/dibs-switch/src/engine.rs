@@ -311,6 +311,8 @@ pub trait Machine {
     /// # Errors
     /// The kernel does not take it.
     async fn steer(&self) -> Result<(), Self::Fault>;
+    /// Has the kernel go by the marks of these connections alone: what was chosen for them has no [rule of its own](ConnTable::pins) any more.
+    async fn unpin(&self, pairs: &[FlowKey]) -> Result<(), Self::Fault>;
 
     /// All live connections.
     ///

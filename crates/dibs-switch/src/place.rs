@@ -165,6 +165,11 @@ impl Place {
         }
     }
 
+    /// Time at which it left a bump for plain.
+    pub(crate) fn left(&self) -> Option<Time> {
+        self.written.and_then(|mark| mark.left)
+    }
+
     /// True if its mark says that it left a bump by no choice.
     pub fn has_left(&self) -> bool {
         self.held().is_some()
@@ -194,8 +199,7 @@ impl Place {
             Hand::Peer if is_elsewhere => Hand::Other,
             by => by,
         });
-        let left = self.written.and_then(|mark| mark.left);
-        let straggles = left.is_some_and(|left| now.since(left) < STRAGGLERS);
+        let straggles = self.left().is_some_and(|left| now.since(left) < STRAGGLERS);
         if straggles && !matches!(by, None | Some(Hand::Rule)) {
             return Foreign::Straggler;
         }

@@ -18,6 +18,9 @@ use crate::plausible::Implausible;
 use crate::telling::Telling;
 use crate::tracked::{Entry, Mend, Tracked};
 
+/// Connections that may have a rule of their own: each costs the packets of all others a comparison.
+const PINS: usize = 32;
+
 /// All connections. Inputs are [`update`](Self::update) and its like, which make and remove entries as they need it;
 /// outputs are [`take_tellings`](Self::take_tellings), [`take_moved`](Self::take_moved) and [`lock_due`](Self::lock_due), at
 /// [`next_telling`](Self::next_telling), [`next_moved`](Self::next_moved) and [`next_lock`](Self::next_lock).
@@ -351,6 +354,14 @@ impl ConnTable {
     /// All choices, ordered.
     pub fn choices(&self) -> impl Iterator<Item = (FlowKey, Choice)> {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
+    }
+
+    /// Connections on a bump by choice that get a rule of their own, and that bump: where the kernel loses the entry that holds their mark,
+    /// no packet leaves in plain until it is made again.
+    pub fn pins(&self) -> BTreeMap<FlowKey, BumpId> {
+        let chosen =
+            { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.settled()?.bump?)));
+        chosen.take(PINS).collect()
     }
 
     /// Records of all choices, for the next daemon, ordered.

@@ -196,6 +196,14 @@ impl Machine for Daemon {
         steering::steer(self).await.map(drop)
     }
 
+    async fn unpin(&self, pairs: &[FlowKey]) -> anyhow::Result<()> {
+        let is_pinned = |pair| self.state.borrow().pinned.contains_key(pair);
+        if pairs.iter().any(is_pinned) {
+            steering::steer(self).await?;
+        }
+        Ok(())
+    }
+
     async fn lives(&self) -> anyhow::Result<Vec<Live>> {
         self.connections().await
     }

@@ -247,8 +247,6 @@ impl Daemon {
     }
 }
 
-/// Connections that may have a rule of their own: each costs the packets of all others a comparison.
-const PINS: usize = 32;
 /// The rule number of those.
 const PIN: u32 = 0;
 
@@ -348,16 +346,6 @@ fn pin(pair: &FlowKey, bump: BumpId) -> ClassRule {
 }
 
 impl State {
-    /// Connections on a bump by choice that get a rule of their own: where the kernel loses the entry that
-    /// holds their mark, no packet leaves in plain until it is made again.
-    pub(crate) fn pins(&self) -> BTreeMap<FlowKey, BumpId> {
-        let chosen = self
-            .conns
-            .iter()
-            .filter_map(|(pair, conn)| Some((*pair, conn.settled()?.bump?)));
-        chosen.take(PINS).collect()
-    }
-
     /// Steering that is wanted now, with these interfaces and addresses of this host, and a rule more.
     pub(crate) fn wish(
         &self,
@@ -369,7 +357,7 @@ impl State {
         let mut bumps = self.in_use();
         bumps.extend(self.installed.keys());
         bumps.extend(added.and_then(Rule::bump_id));
-        let pins = self.pins();
+        let pins = self.conns.pins();
         let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
         let offset = self.rules.utc_offset();
         let rules = self.rules.in_force().chain(added);
@@ -394,7 +382,7 @@ impl State {
 
     /// Whether the kernel has rules of their own for other connections than it should.
     pub(crate) fn pins_are_stale(&self) -> bool {
-        self.pins() != self.pinned
+        self.conns.pins() != self.pinned
     }
 }
 

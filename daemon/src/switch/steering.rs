@@ -75,7 +75,7 @@ async fn steer_once(daemon: &Daemon) -> anyhow::Result<Steered> {
         let state = daemon.state.borrow();
         let fresh = state.installed.is_empty() && !state.in_use().is_empty();
         let settled = !state.pins_are_stale() && state.is_installed();
-        (daemon.wish(None), state.pins(), fresh, settled)
+        (daemon.wish(None), state.conns.pins(), fresh, settled)
     };
     or_warn(daemon.kernel.backstop().await.narrow(&wish).await);
     let report = steerer.set(&wish).await?;

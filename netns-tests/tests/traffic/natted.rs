@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use dibs_io::{PacketEar, PacketSender};
 use dibs_lab::load::retransmissions;
 use dibs_wire::packet::{self, FlowKey, Packet};
@@ -365,8 +365,10 @@ fn connections_that_speak_now_and_then_leave_for_plain_unharmed() {
                 stopped.store(true, Ordering::Relaxed);
                 let spoken = speaking.into_iter();
                 let spoken = spoken.map(|it| it.join().expect("it does not panic"));
-                let ended = spoken.filter(Result::is_err).count();
-                ensure!(ended == 0, "{ended} of {MANY} ended");
+                let ended: Vec<_> = spoken.filter_map(Result::err).collect();
+                if let Some(first) = ended.first() {
+                    bail!("{} of {MANY} ended, one by: {first:#}", ended.len());
+                }
                 moved
             })
         })

@@ -34,6 +34,8 @@ pub(super) struct Chains {
     pub(super) events: VecDeque<(FlowKey, Event)>,
     /// In the order in which they are tried.
     pub(super) rules: Vec<Rule>,
+    /// Rules of their own of connections that are chosen to be on a bump, as the daemon last had them.
+    pub(super) pinned: BTreeMap<FlowKey, BumpId>,
     /// Addresses that others have beside the peer: rules mean what is on a bump there.
     pub(super) shared: Vec<IpAddr>,
     /// The peer has a session, for rules that prefer their bump.
@@ -83,6 +85,7 @@ impl Chains {
         self.first.remove(pair);
         self.by_others.remove(pair);
         self.loose.remove(pair);
+        self.pinned.remove(pair);
         self.events.retain(|(known, _)| known != pair);
     }
 
@@ -107,6 +110,7 @@ impl Chains {
     /// True if a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
     pub(super) fn admits(&mut self, pair: &FlowKey, way: Way, follow: bool) -> bool {
         let required = self.requires(pair);
+        let is_pinned = self.pinned.contains_key(pair);
         let came = match way {
             Way::Plain => None,
             Way::Bump(bump) => Some(bump),
@@ -126,6 +130,9 @@ impl Chains {
                 is_required,
                 [Seen::RequiredDropped, Seen::RequiredElsewhere],
             );
+            if is_pinned && came.is_none() && !mark.chosen {
+                return Some((false, Seen::PinnedDropped));
+            }
             let dropped = locked.or(drop);
             let follows = came.is_some() && follow && mark.bump.is_none() && !mark.chosen;
             if dropped.is_none() && follows {
@@ -146,12 +153,17 @@ impl Chains {
         let required = self.requires(pair);
         let rule = self.rules_for(pair).find(|rule| rule.means(pair));
         let rule = rule.filter(|rule| rule.level != Level::Prefer || self.answers);
-        let ruled = rule.map(|rule| rule.bump);
-        let bump = self.change(pair, |mark| {
+        let pinned = self.pinned.get(pair).copied();
+        let ruled = pinned.or(rule.map(|rule| rule.bump));
+        let (bump, was) = self.change(pair, |mark| {
             let ruled = ruled.filter(|_| !mark.chosen);
-            mark.bump = required.or(ruled).or(mark.bump);
-            mark.bump
+            let was = mark.bump;
+            mark.bump = required.or(ruled).or(was);
+            (mark.bump, was)
         });
+        if bump != was && bump == pinned {
+            self.seen.note(Seen::Pinned);
+        }
         bump.map_or(Way::Plain, Way::Bump)
     }
 

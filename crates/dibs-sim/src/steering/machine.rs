@@ -254,6 +254,12 @@ impl Machine for Host {
         let (daemon, mut chains) = (self.daemon(), self.chains.borrow_mut());
         chains.rules.clone_from(&daemon.rules);
         chains.answers = daemon.answers;
+        chains.pinned = daemon.conns.pins();
+        Ok(())
+    }
+
+    async fn unpin(&self, _: &[FlowKey]) -> Result<(), Unable> {
+        self.kernel_mut().pinned = self.daemon().conns.pins();
         Ok(())
     }
 

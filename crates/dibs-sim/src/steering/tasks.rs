@@ -1,6 +1,7 @@
 //! Tasks of a daemon.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
@@ -12,6 +13,9 @@ use super::host::Host;
 use super::machine::Live;
 use super::ruling::{Rule, are_turned};
 use crate::coverage::Seen;
+
+/// Time between looks at rules that nobody needs any more.
+const SWEEP: Duration = Duration::from_secs(2);
 
 impl Host {
     /// A user moves a connection.
@@ -91,6 +95,14 @@ impl Host {
             for answer in questions.answer(self, 0).await {
                 self.post(answer);
             }
+        }
+    }
+
+    /// Brings rules of single connections up to date.
+    pub(super) async fn keep_pinned(&self) {
+        loop {
+            self.sleep(SWEEP).await;
+            self.kernel_mut().pinned = self.daemon().conns.pins();
         }
     }
 

@@ -77,6 +77,27 @@ fn a_connection_that_is_taken_to_plain_waits_on_its_bump_for_its_turn() {
     assert!(report.coverage.get(Seen::PlainRefused) > 0);
 }
 
+/// A user chose a bump again for a connection that he had taken off it a moment before. It still had its rule there, and went to the bump
+/// before the peer did; what the peer acknowledged in plain its router had not seen, and answered with a reset.
+#[test]
+fn a_connection_has_no_rule_of_its_own_left_when_it_may_follow_its_peer() {
+    let busy = Plan {
+        slow: Some(Duration::from_millis(5)),
+        ..begins(PLAIN, [3_000_000, 3_000_000])
+    };
+    for after in [200, 400, 600, 800] {
+        let ops = vec![
+            (at(1000), Op::Open(busy)),
+            (at(2000), Op::Choose(0, 0, SEAL)),
+            (at(5000), Op::Choose(0, 0, PLAIN)),
+            (at(5000 + after), Op::Choose(0, 0, SEAL)),
+        ];
+        let report = run(behind(RESETS), with_rest(ops));
+        assert!(report.coverage.get(Seen::LeftFirst) > 0, "{after}");
+        assert_eq!(report.coverage.get(Seen::Pinned), 0, "{after}");
+    }
+}
+
 /// The same by no choice, while a peer was asked that did not answer: the mark was taken for what stood before
 /// (seed 1099511629871).
 #[test]
@@ -336,6 +357,8 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_028_002_990,
         2_199_040_002_886,
         2_199_070_006_328,
+        2_199_090_016_532,
+        2_199_090_020_653,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }

@@ -3,6 +3,7 @@
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 
@@ -19,6 +20,9 @@ use crate::naming::{Next, Query};
 /// wait for many others. As many messages as a peer takes at once, and not more than chains whose start it can hold
 /// back.
 pub const ROUND: usize = 12 * MAX_ENTRIES;
+
+/// Time in which what a peer still sent by a bump has come: it would take a connection there again that may follow.
+const LATE: Duration = Duration::from_secs(1);
 
 /// A connection that moves, and what its peer is asked for that.
 pub type Move<M> = (<M as Machine>::Live, Negotiation);
@@ -140,6 +144,15 @@ async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowK
     // Of others no router translates what goes in plain, or they began on a bump.
     let translated = { lives.iter().filter(is_plain) }.map(|live| live.pair());
     let plain: Vec<FlowKey> = translated.filter(|pair| m.is_matched(pair)).collect();
+    let left = { plain.iter() }.filter_map(|pair| m.conns(|conns| conns.get(pair).place.left()));
+    if let Some(left) = left.max() {
+        let late = (left + LATE).since(m.now());
+        m.sleep(late).await;
+    }
+    // A rule that is left of an earlier choice would have it on that bump before the peer is.
+    if or_warn(m, m.unpin(&plain).await).is_none() {
+        return Vec::new();
+    }
     plain.iter().for_each(|pair| m.expect(pair, bump));
     let mut chosen = Vec::new();
     let marks = || {

@@ -223,9 +223,11 @@ pub(super) async fn let_follow<M: Machine>(m: &M) -> Result<(), M::Fault> {
             left.map(|(pair, _)| Mark::moved(*pair, None)).collect()
         })
     };
-    if marks().is_empty() {
+    let leaving: Vec<FlowKey> = marks().iter().map(|mark| mark.pair).collect();
+    if leaving.is_empty() {
         return Ok(());
     }
+    m.unpin(&leaving).await?;
     let failed = m.mark(marks).await;
     m.conns(|conns| conns.update_each(failed.keys(), |conn| conn.place.move_to_left(m.now())));
     all_of::<M>(failed)
