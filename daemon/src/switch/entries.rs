@@ -203,9 +203,10 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
             Event::Destroyed(entry) => {
                 let ends = connections::ends(&daemon.host, &entry);
                 let passing = passing(daemon, &entry);
-                let is_lost = passing.is_some_and(|passing| {
-                    passing.goes_on && daemon.state.borrow().conns.get(&passing.pair).is_marked()
-                });
+                let followed = marks(&daemon.config).bump_of(entry.mark).is_some();
+                let is_marked = |pair: &_| daemon.state.borrow().conns.get(pair).is_marked();
+                let is_lost =
+                    passing.is_some_and(|it| it.goes_on && (followed || is_marked(&it.pair)));
                 if !is_lost {
                     connections::forget(&daemon.host, &entry);
                 }

@@ -533,6 +533,12 @@ impl Machine for Host {
         let found = self.found.borrow();
         let opens = found.get(pair).is_some_and(|found| found.opens());
         if let Some(bump) = bump.filter(|_| !opens) {
+            let kernel = self.kernel();
+            let has_it = kernel.mark(pair).bump.is_some() || kernel.ruled(pair) == Some(bump);
+            assert!(
+                has_it,
+                "{pair} is asked by {bump:?}, which would take it there"
+            );
             self.command(Command::Solicit(*pair, bump));
         }
     }

@@ -358,6 +358,8 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_040_002_886,
         2_199_070_006_328,
         2_199_090_016_532,
+        2_199_023_256_704,
+        1_099_511_629_028,
         2_199_090_020_653,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));

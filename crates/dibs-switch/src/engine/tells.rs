@@ -8,7 +8,7 @@ use std::time::Duration;
 use dibs_settings::BumpId;
 
 use super::asks::{ROUND, ask_switch};
-use super::{Live as _, Machine, News, Task, choices, or_warn, stands_on, switches, update};
+use super::{Live as _, Machine, News, Task, choices, or_warn, switches, update};
 use crate::conns::{Choice, Meant, Version};
 use crate::messages::{Ground, Outcome, Switch, Unanswered};
 use crate::table::Conn;
@@ -166,6 +166,8 @@ async fn recover<M: Machine>(m: &M, peer: usize) {
         .iter()
         .filter(|live| live.peer() == peer && !live.is_over())
     {
-        m.solicit(&live.pair(), stands_on(m, live));
+        // Not where a rule is about to have it: that would take it there unprepared.
+        let known = || m.conns(|conns| conns.get(&live.pair()).place.marked());
+        m.solicit(&live.pair(), m.marked(live).or_else(known));
     }
 }
