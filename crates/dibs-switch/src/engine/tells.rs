@@ -166,8 +166,8 @@ async fn recover<M: Machine>(m: &M, peer: usize) {
         .iter()
         .filter(|live| live.peer() == peer && !live.is_over())
     {
-        // Not where a rule is about to have it: that would take it there unprepared.
-        let known = || m.conns(|conns| conns.get(&live.pair()).place.marked());
+        // Not where a rule of this host or of the peer is about to have it: that would take it there unprepared.
+        let known = || m.conns(|conns| conns.get(&live.pair()).place.was());
         m.solicit(&live.pair(), m.marked(live).or_else(known));
     }
 }
