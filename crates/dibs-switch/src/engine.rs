@@ -312,6 +312,9 @@ pub trait Machine {
     /// The kernel does not take it.
     async fn steer(&self) -> Result<(), Self::Fault>;
     /// Has the kernel go by the marks of these connections alone: what was chosen for them has no [rule of its own](ConnTable::pins) any more.
+    ///
+    /// # Errors
+    /// The kernel does not take it.
     async fn unpin(&self, pairs: &[FlowKey]) -> Result<(), Self::Fault>;
 
     /// All live connections.

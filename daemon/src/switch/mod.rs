@@ -247,7 +247,7 @@ impl Daemon {
     }
 }
 
-/// The rule number of those.
+/// Rule number of connections that have [a rule of their own](ConnTable::pins).
 const PIN: u32 = 0;
 
 /// How many versions of choices were refused, out of messages and out of the file, and how many hosts that would join.

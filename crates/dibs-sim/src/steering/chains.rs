@@ -130,10 +130,9 @@ impl Chains {
                 is_required,
                 [Seen::RequiredDropped, Seen::RequiredElsewhere],
             );
-            if is_pinned && came.is_none() && !mark.chosen {
-                return Some((false, Seen::PinnedDropped));
-            }
-            let dropped = locked.or(drop);
+            let strays = is_pinned && came.is_none() && !mark.chosen;
+            let pinned = strays.then_some((false, Seen::PinnedDropped));
+            let dropped = locked.or(drop).or(pinned);
             let follows = came.is_some() && follow && mark.bump.is_none() && !mark.chosen;
             if dropped.is_none() && follows {
                 mark.bump = came;

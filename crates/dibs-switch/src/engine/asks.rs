@@ -142,17 +142,21 @@ async fn loosen<M: Machine>(m: &M, lives: &[M::Live], bump: BumpId) -> Vec<FlowK
         known.or(m.marked(live)).is_none()
     };
     // Of others no router translates what goes in plain, or they began on a bump.
-    let translated = { lives.iter().filter(is_plain) }.map(|live| live.pair());
-    let plain: Vec<FlowKey> = translated.filter(|pair| m.is_matched(pair)).collect();
+    let translated = || -> Vec<FlowKey> {
+        let plain = { lives.iter().filter(is_plain) }.map(|live| live.pair());
+        plain.filter(|pair| m.is_matched(pair)).collect()
+    };
+    let plain = translated();
     let left = { plain.iter() }.filter_map(|pair| m.conns(|conns| conns.get(pair).place.left()));
     if let Some(left) = left.max() {
-        let late = (left + LATE).since(m.now());
-        m.sleep(late).await;
+        m.sleep((left + LATE).since(m.now())).await;
     }
     // A rule that is left of an earlier choice would have it on that bump before the peer is.
     if or_warn(m, m.unpin(&plain).await).is_none() {
         return Vec::new();
     }
+    // Some may have come to a bump meanwhile, where they are not to begin anew.
+    let plain = translated();
     plain.iter().for_each(|pair| m.expect(pair, bump));
     let mut chosen = Vec::new();
     let marks = || {
