@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dibs_sim::coverage::Histogram;
@@ -72,6 +72,7 @@ fn main() -> ExitCode {
 /// Runs each history, on as many threads as there are jobs; returns how many failed.
 fn histories(arguments: &Arguments) -> u64 {
     let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let unkept = AtomicUsize::new(0);
     let (histogram, began) = (Mutex::new(Histogram::default()), Instant::now());
     let work = || {
         loop {
@@ -84,6 +85,7 @@ fn histories(arguments: &Arguments) -> u64 {
                 Ok(report) => {
                     let mut histogram = histogram.lock().expect("no thread panics with it");
                     histogram.add(&report.coverage);
+                    unkept.fetch_add(report.unkept, Ordering::Relaxed);
                 }
                 Err(text) => {
                     failed.fetch_add(1, Ordering::Relaxed);
@@ -99,6 +101,10 @@ fn histories(arguments: &Arguments) -> u64 {
     if arguments.count > 1 {
         let histogram = histogram.into_inner().expect("no thread panicked with it");
         say(&format!("{histogram}"));
+        say(&format!(
+            "stayed on bumps where nothing kept them: {} connections",
+            unkept.into_inner()
+        ));
         let missing = histogram.missing();
         if !missing.is_empty() {
             say(&format!("never: {}", missing.join(", ")));

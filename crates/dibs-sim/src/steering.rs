@@ -216,6 +216,12 @@ impl Steering {
         self.host.kernel().by_others.contains_key(pair)
     }
 
+    /// True if a connection may stay on a bump though no rule and no choice says so: plain does not carry it, or another program put
+    /// it there.
+    pub fn is_kept(&self, pair: &FlowKey) -> bool {
+        self.host.is_kept(pair) || self.host.kernel().meddled.contains(pair)
+    }
+
     /// True if another program took a connection to plain, and the daemon was started since and cannot know.
     pub fn is_lost(&self, pair: &FlowKey) -> bool {
         self.host.kernel().by_others.get(pair) == Some(&true)

@@ -62,6 +62,8 @@ pub struct Report {
     pub datagrams: u64,
     /// Bytes of datagrams on trusted and on untrusted paths.
     pub bytes: [u64; 2],
+    /// Connections that stayed on bumps where nothing kept them.
+    pub unkept: usize,
     /// Coverage of what happened.
     pub coverage: Coverage,
 }
@@ -328,6 +330,7 @@ impl World {
         }
         self.run_until(history.quiet)?;
         self.calm();
+        let mut unkept = 0;
         if self.conns.iter().any(|c| c.lingers) {
             let patience = self.now + AGREEING;
             // Before that they may agree on what a word under way is about to change.
@@ -336,6 +339,7 @@ impl World {
                 self.run_until(self.now + AGREEING / 12)?;
             }
             checks::check_agreement(self)?;
+            unkept = checks::unkept(self);
             self.conns.iter_mut().for_each(|c| c.lingers = false);
             self.pump(0)?;
             self.pump(1)?;
@@ -369,6 +373,7 @@ impl World {
             retransmitted: self.hosts.iter().map(|h| h.kernel.retransmitted).sum(),
             datagrams: self.observer.datagrams,
             bytes: self.observer.bytes,
+            unkept,
             coverage: self.coverage,
         })
     }

@@ -201,7 +201,7 @@ impl Wanted {
             .required
             .or(ruled)
             .filter(|own| Some(*own) != switch.bump);
-        let following = Following {
+        let mut following = Following {
             pair,
             is_new: false,
             switch,
@@ -246,14 +246,16 @@ impl Wanted {
             }
             return Err(Refusal::Older(stands.version.generation));
         }
+        // No rule of the peer has it there, and one of ours is about to.
+        let by_us = here.ruled.filter(|_| version.generation == 0);
         let was = match switch.explicit {
             true => choice.map(|choice| choice.bump),
-            false => Some(handed.map(|handed| handed.bump)),
+            false => Some(by_us.or(handed.map(|handed| handed.bump))),
         };
         if let Some(bump) = unproved {
             // The peer does not want it there any more.
             let by_peer = conn.place.handed().is_none_or(|to| to.by == Hand::Peer);
-            if is_word && by_peer {
+            if !switch.explicit && by_peer {
                 conn.place.hand_over(Hand::Kept.on(bump));
             }
             return Err(Refusal::Unproved(bump));
@@ -261,14 +263,10 @@ impl Wanted {
         if switch.bump.is_some() && conn.place.marked().is_none() {
             conn.place.note_plain(now);
         }
-        let is_new = !switch.ready && was != Some(switch.bump);
-        if is_new && !switch.explicit {
+        following.is_new = !switch.ready && was != Some(switch.bump);
+        if following.is_new && !switch.explicit {
             conn.place.hand_over(Hand::Peer.on(switch.bump));
         }
-        let following = Following {
-            is_new,
-            ..following
-        };
         conn.phase.move_to_arriving(following.is_arriving());
         Ok(following)
     }
@@ -509,6 +507,26 @@ mod tests {
         assert!(judge(&mut conns, chosen(0), 7, decided).is_ok());
     }
 
+    /// The peer is where our rule has it, and asks this host to follow: once that rule ends, the peer does not keep it there.
+    #[test]
+    fn where_a_rule_here_has_it_only_a_rule_of_the_peer_keeps_it() {
+        for (generation, by_us, by) in [
+            (0, BumpId::new(1), None),
+            (0, None, Some(Hand::Peer)),
+            (1, BumpId::new(1), Some(Hand::Peer)),
+        ] {
+            let ruled_here = Here {
+                ruled: by_us,
+                ..HERE
+            };
+            let mut conns = ConnTable::default();
+            let judged = judge(&mut conns, ruled(1), generation, Some(ruled_here));
+            assert_eq!(judged.map(|it| it.is_new), Ok(by.is_some()));
+            let handed = conns.get(&pair()).place.handed();
+            assert_eq!(handed.map(|to| to.by), by, "{generation} {by_us:?}");
+        }
+    }
+
     /// Both ends had it locked on 2, and the peer goes to where a rule of its own wants it.
     #[test]
     fn who_does_not_follow_a_rule_of_the_peer_does_not_stay_locked() {
@@ -663,6 +681,7 @@ mod tests {
     fn nothing_leaves_its_bump_for_plain_unless_plain_was_seen_to_carry_it() {
         for (switch, forced, kept) in [
             (ruled(0), false, Some(Hand::Kept)),
+            (whether(ruled(0)), false, Some(Hand::Kept)),
             (chosen(0), false, None),
             (whether(chosen(0)), false, None),
             (ruled(0), true, None),

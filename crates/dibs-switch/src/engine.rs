@@ -287,6 +287,8 @@ pub trait Machine {
     fn rules_want(&self, peer: usize) -> u16;
     /// Bumps that these rules would need, were they in force.
     fn book_wants(&self, rules: &Self::Book, peer: usize) -> u16;
+    /// Access to the bumps that rules which are about to be in force need at a peer, bit n for number n.
+    fn coming<R>(&self, peer: usize, access: impl FnOnce(&mut u16) -> R) -> R;
     /// Access to what a peer's rules need here.
     fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R;
     /// The WANT that says this to a peer.

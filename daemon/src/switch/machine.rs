@@ -163,6 +163,10 @@ impl Machine for Daemon {
         sessions::bumps_of(self, rules.in_force(), peer)
     }
 
+    fn coming<R>(&self, peer: usize, access: impl FnOnce(&mut u16) -> R) -> R {
+        access(&mut self.state.borrow_mut().peers[peer].coming)
+    }
+
     fn wants<R>(&self, peer: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {
         let State { conns, peers, .. } = &mut *self.state.borrow_mut();
         access(&mut peers[peer].wants, conns)

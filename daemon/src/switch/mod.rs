@@ -295,6 +295,8 @@ pub(crate) struct PeerState {
     pub(crate) answers: bool,
     /// Its calls are older than its latest by so much, as far as is known, since it last had a session.
     pub(crate) outdated: Option<Duration>,
+    /// Bumps that rules here which are about to be in force need there, bit n for number n.
+    pub(crate) coming: u16,
     /// Bumps that its rules use.
     pub(crate) wants: Wants,
     /// Our numbers of the bumps that are devices, by its numbers of them.

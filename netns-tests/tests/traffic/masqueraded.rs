@@ -98,6 +98,30 @@ fn a_rule_of_either_end_moves_it() {
     });
 }
 
+/// The far host moves first, and asks the gateway, whose own mark is not there yet, to follow.
+#[test]
+fn a_rule_that_ends_lets_go_of_it_also_after_a_restart() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            net.a.host.shell(NFTABLES)?;
+            let talk = talk(net, 7000)?;
+            for _ in 0..3 {
+                net.a.stop(Signal::SIGKILL)?;
+                net.a.start()?;
+                net.wait_established()?;
+                let rule = ["rule", "add", "--dport", "7000", "--bump", "seal"];
+                let made = net.a.ctl(&rule)?;
+                net.wait_bump(7000, "seal")?;
+                talk.advance(SETTLED)?;
+                net.a.ctl(&["rule", "del", &made["id"].to_string()])?;
+                net.wait_bump(7000, "plain")?;
+            }
+            heard(net, &talk)?;
+            talk.finish()
+        })
+    });
+}
+
 /// The kernel would end the connection there, or take it for one of the gateway itself.
 #[test]
 fn nothing_of_it_is_plain_or_ends_while_others_flush_or_a_daemon_is_away() {

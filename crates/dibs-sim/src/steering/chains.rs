@@ -28,6 +28,8 @@ pub(super) struct Chains {
     /// Connections with marks of other programs, of which the daemon has made nothing yet; true if it was started since, so
     /// that nobody can say where a connection in plain was before.
     pub(super) by_others: BTreeMap<FlowKey, bool>,
+    /// Connections of which another program ever changed the mark.
+    pub(super) meddled: BTreeSet<FlowKey>,
     /// Connections whose entries the daemon made: they take all numbers.
     pub(super) loose: BTreeSet<FlowKey>,
     /// Events of which the daemon has not heard yet.
@@ -47,6 +49,14 @@ pub(super) struct Chains {
 impl Chains {
     pub(super) fn mark(&self, pair: &FlowKey) -> Mark {
         self.marks.get(pair).copied().unwrap_or_default()
+    }
+
+    /// A connection is to begin with this mark.
+    pub(super) fn begin(&mut self, pair: FlowKey, mark: Mark) {
+        self.first.insert(pair, mark);
+        if mark.bump.is_some() {
+            self.meddled.insert(pair);
+        }
     }
 
     /// Changes the entry of a connection, which is made if there is none.
@@ -84,6 +94,7 @@ impl Chains {
         self.marks.remove(pair);
         self.first.remove(pair);
         self.by_others.remove(pair);
+        self.meddled.remove(pair);
         self.loose.remove(pair);
         self.pinned.remove(pair);
         self.events.retain(|(known, _)| known != pair);
@@ -179,6 +190,7 @@ impl Chains {
         };
         if self.change(&pair, |known| std::mem::replace(known, mark)) != mark {
             self.by_others.insert(pair, false);
+            self.meddled.insert(pair);
             self.seen.note(Seen::MarkedByHand);
         }
     }

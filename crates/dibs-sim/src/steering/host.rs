@@ -15,6 +15,7 @@ use dibs_switch::engine::entries;
 use dibs_switch::engine::questions::Desk;
 use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{self, Machine as _, Mark as NewMark};
+use dibs_switch::marks::Hand;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::{Matched, Stand};
 use dibs_switch::messages::{Body, Message, Outcome};
@@ -75,6 +76,8 @@ pub(super) struct File {
 pub(super) struct Daemon {
     pub(super) conns: ConnTable,
     pub(super) rules: Vec<Rule>,
+    /// Bumps that rules which are about to be in force need at the peer, bit n for number n.
+    pub(super) coming: u16,
     pub(super) wants: Wants,
     /// The peer has a session, and answers.
     pub(super) answers: bool,
@@ -295,6 +298,15 @@ impl Host {
         self.daemon().conns.get(pair).name(socket)
     }
 
+    /// True if a connection stays on its bump because plain does not carry it, as far as a daemon knows.
+    pub(super) fn is_kept(&self, pair: &FlowKey) -> bool {
+        let daemon = &*self.daemon.borrow();
+        let handed = |daemon: &Daemon| daemon.conns.get(pair).place.handed_by(Hand::Kept);
+        daemon
+            .as_ref()
+            .is_none_or(|daemon| handed(daemon).is_some())
+    }
+
     pub(super) fn choice(&self, pair: &FlowKey) -> Option<Choice> {
         match &*self.daemon.borrow() {
             Some(daemon) => daemon.conns.get(pair).in_force(),
@@ -311,7 +323,7 @@ impl Host {
             bump: required.or(bump),
             ..Mark::default()
         };
-        self.chains.borrow_mut().first.insert(pair, mark);
+        self.kernel_mut().begin(pair, mark);
         if let Some(required) = required {
             let rule = Rule::requiring(pair, required);
             self.each_rules(|rules| rules.push(rule.clone()));

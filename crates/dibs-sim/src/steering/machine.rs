@@ -203,6 +203,10 @@ impl Machine for Host {
         wanted(rules.iter())
     }
 
+    fn coming<R>(&self, _: usize, access: impl FnOnce(&mut u16) -> R) -> R {
+        access(&mut self.daemon().coming)
+    }
+
     fn wants<R>(&self, _: usize, access: impl FnOnce(&mut Wants, &mut ConnTable) -> R) -> R {
         let Daemon { wants, conns, .. } = &mut *self.daemon();
         access(wants, conns)

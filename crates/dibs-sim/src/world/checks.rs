@@ -182,6 +182,24 @@ fn check_ruled(
     Ok(true)
 }
 
+/// Number of open connections on bumps where nothing keeps them any more: no choice, no rule, no other program, and plain carries them.
+pub(super) fn unkept(world: &World) -> usize {
+    let [a, b] = &world.hosts;
+    let is_unkept = |conn: &&Conn| {
+        let on_bump = |host: usize| {
+            let (steering, pair) = (&world.hosts[host].steering, &conn.pairs[host]);
+            let is_ruled = steering.requires(pair).or(steering.ruled(pair)).is_some();
+            let stays = is_ruled || steering.choice(pair).is_some() || steering.is_kept(pair);
+            (!stays).then(|| steering.mark(pair).bump.is_some())
+        };
+        let goes_on = conn.lingers && conn.lives(0, &a.kernel) && conn.lives(1, &b.kernel);
+        let planned = conn.plan.require != [None; 2];
+        let ends = [on_bump(0), on_bump(1)];
+        goes_on && !planned && !ends.contains(&None) && ends.contains(&Some(true))
+    };
+    world.conns.iter().filter(is_unkept).count()
+}
+
 /// Puts together what happened.
 pub(super) fn gather(world: &mut World) {
     for h in &mut world.hosts {

@@ -208,6 +208,46 @@ fn what_one_rule_lets_go_goes_where_a_rule_of_the_peer_wants_it() {
     }
 }
 
+/// Each host had heard that the other one's rule wants the connection there. Both rules ended, and each left it there for the other's.
+#[test]
+fn what_rules_of_both_hosts_let_go_at_once_goes_to_plain() {
+    let rules = vec![rule(Level::Usual, bump::SEAL)];
+    for later in [0, 3, 40, 2000] {
+        let ops = vec![
+            (at(500), Op::Open(lingering([300_000, 300_000]))),
+            (at(1500), Op::Rules(0, rules.clone())),
+            (at(2500), Op::Rules(1, rules.clone())),
+            (at(4000), Op::Rules(0, Vec::new())),
+            (at(4000 + later), Op::Rules(1, Vec::new())),
+        ];
+        let report = ruled(ops);
+        assert_eq!(report.delivered, 600_000);
+        assert_eq!(report.unkept, 0, "{later}");
+        assert!(report.coverage.get(Seen::RuleFreed) > 0);
+    }
+}
+
+/// Connections of rules that ended while the peer had not seen that plain carries them, or while both hosts moved them at once: each host
+/// took them for the other one's.
+#[test]
+fn what_nothing_keeps_leaves() {
+    for seed in [
+        112,
+        357,
+        823,
+        911,
+        1020,
+        1740,
+        1_099_516_900_848,
+        1_099_516_901_407,
+        2_199_099_000_059,
+        2_199_099_002_217,
+    ] {
+        let report = dibs_sim::run(seed).unwrap_or_else(|text| panic!("{text}"));
+        assert_eq!(report.unkept, 0, "{seed}");
+    }
+}
+
 /// A user was told that rules could not be saved, and nobody tried again: what one end required alone never got through
 /// (seed 300000091).
 #[test]

@@ -70,8 +70,11 @@ pub async fn replace<M: Machine>(
 ) -> Result<Replaced, M::Fault> {
     // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before. Until they
     // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
-    let more = (0..m.peers()).map(|peer| m.book_wants(&rules, peer));
-    wants::send_all_beside(m, &more.collect::<Vec<_>>()).await;
+    let needs: Vec<u16> = { 0..m.peers() }
+        .map(|peer| m.book_wants(&rules, peer))
+        .collect();
+    wants::note_coming(m, |peer| needs[peer]);
+    wants::send_all(m).await;
     let (rules, unfound) = introduce(m, rules).await;
     let replaced = put(m, rules, gone, lives, M::save).await?;
     Ok(Replaced {
@@ -131,6 +134,7 @@ async fn put<M: Machine>(
     lives: &[M::Live],
     save: fn(&M) -> Result<(), M::Fault>,
 ) -> Result<Replaced, M::Fault> {
+    wants::note_coming(m, |_| 0);
     let wanted = wants::wanted(m);
     let before = m.replace_rules(rules);
     let carried_out = async {
@@ -358,16 +362,9 @@ async fn let_go<M: Machine>(
     m.conns(|conns| conns.update_each(&chosen, |conn| conn.telling.tell_all(m.now())));
     m.wake(Task::Tell);
     let freed = freed(m, rule, lives);
-    let mut goals: BTreeMap<Option<BumpId>, Vec<M::Live>> = BTreeMap::new();
-    for live in &freed {
-        // A rule of the peer may have wanted it elsewhere all the time.
-        let by_peer = m.conns(|conns| conns.get(&live.pair()).place.handed_by(Hand::Peer));
-        goals.entry(by_peer).or_default().push(*live);
-    }
-    let (mut kept, ground) = (Kept::new(), Ground::forced(force));
-    for (bump, lives) in goals {
-        kept.extend(follow(m, &lives, Goal { bump, ground }).await);
-    }
+    // Where a rule of the peer wants them the peer says: what it said earlier may not hold any more.
+    let (bump, ground) = (None, Ground::forced(force));
+    let kept = follow(m, &freed, Goal { bump, ground }).await;
     if let Some(why) = kept.values().next() {
         let (count, why) = (kept.len(), *why);
         m.tell(News::Kept { rule, count, why });

@@ -92,7 +92,7 @@ pub async fn tell_choices<M: Machine>(
 /// # Errors
 /// The peer does not answer.
 async fn tell_all<M: Machine>(m: &M, peer: usize) -> Result<Vec<(FlowKey, Version)>, Unanswered> {
-    super::wants::send(m, peer, 0).await?;
+    super::wants::send(m, peer).await?;
     let of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);
     m.conns(|conns| conns.tell_all(m.now(), of_peer));
     m.wake(Task::Tell);

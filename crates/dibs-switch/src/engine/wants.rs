@@ -6,15 +6,16 @@ use futures_util::future::join_all;
 use super::{Machine, News};
 use crate::messages::{Outcome, Unanswered};
 
-/// The bumps that rules here put connections of a peer into, and those that some stay on because plain does not carry
-/// them; bit n for number n.
+/// The bumps that rules here put connections of a peer into, or are about to, and those that some stay on because plain does not
+/// carry them; bit n for number n.
 pub fn wanted_of<M: Machine>(m: &M, peer: usize) -> u16 {
     let kept = m.conns(|conns| {
         let of_peer = |(pair, _): &(&FlowKey, _)| m.peer_of(pair) == Some(peer);
         let kept = conns.kept().filter(of_peer);
         kept.fold(0, |bumps, (_, bump)| bumps | 1 << bump.get())
     });
-    m.rules_want(peer) | kept
+    let coming = m.coming(peer, |bumps| *bumps);
+    m.rules_want(peer) | coming | kept
 }
 
 /// The same for all peers, by index.
@@ -22,25 +23,25 @@ pub fn wanted<M: Machine>(m: &M) -> Vec<u16> {
     (0..m.peers()).map(|peer| wanted_of(m, peer)).collect()
 }
 
-/// Has a peer's daemon make ready what rules here need there, and `more`; waits until it has.
+/// Notes what rules that are about to be in force need at each peer, by index; none: they are in force, or will not be. A WANT that
+/// anything else sends meanwhile says so too.
+pub(super) fn note_coming<M: Machine>(m: &M, needs: impl Fn(usize) -> u16) {
+    (0..m.peers()).for_each(|peer| m.coming(peer, |bumps| *bumps = needs(peer)));
+}
+
+/// Has a peer's daemon make ready what rules here need there; waits until it has.
 ///
 /// # Errors
 /// The peer does not answer.
-pub async fn send<M: Machine>(m: &M, peer: usize, more: u16) -> Result<(), Unanswered> {
-    let want = m.want(wanted_of(m, peer) | more);
+pub async fn send<M: Machine>(m: &M, peer: usize) -> Result<(), Unanswered> {
+    let want = m.want(wanted_of(m, peer));
     m.ask(peer, want).await.map(drop)
 }
 
 /// As [`send`], to all peers with a session at once.
 pub async fn send_all<M: Machine>(m: &M) {
-    send_all_beside(m, &vec![0; m.peers()]).await;
-}
-
-/// The same, with bumps that each is to keep ready as well for now.
-pub(super) async fn send_all_beside<M: Machine>(m: &M, more: &[u16]) {
-    let peers = more.iter().enumerate();
-    let asked = peers.map(|(peer, more)| async move {
-        match send(m, peer, *more).await {
+    let asked = (0..m.peers()).map(|peer| async move {
+        match send(m, peer).await {
             // It hears of it as soon as there is a session.
             Ok(()) | Err(Unanswered::NoSession) => {}
             Err(error) => {
