@@ -99,11 +99,14 @@ const USUAL_KEY: &str = "/etc/dibs/private.key";
 const NONE: &str = "none";
 
 pub(crate) fn run(wishes: &Wishes, json: bool) -> Result<()> {
-    let join = wishes.join.as_ref();
     let is_once = |other: &Introduction| other.token.is_some();
     ensure!(
-        join.is_none_or(is_once),
+        wishes.join.as_ref().is_none_or(is_once),
         "the join token works with --peer, not with --join: only what `dibsctl init --exit` prints works once"
+    );
+    ensure!(
+        !wishes.peer.as_ref().is_some_and(is_once),
+        "the join token works with --join, not with --peer: `dibsctl init --exit` printed it, for one host to join by it"
     );
     let interfaces = interfaces::list()?;
     let is_there = files::is_there(&wishes.file)?;

@@ -267,6 +267,13 @@ fn bad_input_is_named_and_changes_nothing() {
         assert_eq!((usage.code, usage.out.as_str()), (2, ""), "{}", usage.err);
         assert!(usage.err.contains("--peer <TOKEN>"), "{}", usage.err);
     }
+    // It would be added here, and the exit would never hear of this host.
+    let exit = line(init!(Host::new(2), "--exit", "--json"));
+    let once = init!(a, "--peer", &exit).failed();
+    assert!(
+        once.contains("works with --join, not with --peer"),
+        "{once}"
+    );
     assert!(!a.file().exists() && !a.key().exists());
 
     let of_a = line(init!(a, "--trusted", "eth0", "--json"));
