@@ -106,7 +106,7 @@ pub(crate) fn run(wishes: &Wishes, json: bool) -> Result<()> {
     );
     ensure!(
         !wishes.peer.as_ref().is_some_and(is_once),
-        "the join token works with --join, not with --peer: `dibsctl init --exit` printed it, for one host to join by it"
+        "the join token works with --join, not with --peer: one host joins by what `dibsctl init --exit` prints"
     );
     let interfaces = interfaces::list()?;
     let is_there = files::is_there(&wishes.file)?;
