@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use dibs_settings::BumpId;
 
 use super::{
-    Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, shadows, update, warn_of,
+    Failed, Found, Live as _, Machine, Mark, News, Task, or_warn, shadows, stands_on, update,
+    warn_of,
 };
 use crate::answering::{Following, Here, Refusal, Step, Wanted};
 use crate::conns::Version;
@@ -121,7 +122,10 @@ async fn carry_out<M: Machine>(
             Step::Drain => {
                 m.tell(News::Follows(switch));
                 if is_outside {
-                    let behind = shadows::silence(m, &meant, 0, false).await;
+                    // One in plain has nothing under way by a bump, and may be about to come to one.
+                    let is_bumped = |live: &&M::Live| !m.is_outside(stands_on(m, *live));
+                    let bumped: Vec<M::Live> = meant.iter().filter(is_bumped).copied().collect();
+                    let behind = shadows::silence(m, &bumped, 0, false).await;
                     // Asked to follow, it does: the peer has left.
                     if switch.ready && switch.needs_plain() {
                         keep_back(m, &mut moving, &behind);
