@@ -178,22 +178,6 @@ second() {
     ! systemctl is-active dibsd dibs-guard || fail "a removal left a unit"
     [ -z "$(iptables-save | grep DIBS)" ] || fail "a removal left rules in the kernel"
     echoes removed
-
-    say "leave"
-    dpkg --install /try/later.deb
-    systemctl enable --now dibs-guard dibsd
-    await "the session" is_established
-    await "the bump" is_on seal
-    echoes back
-    dibsctl leave
-    echoes left
-    # As it says.
-    systemctl disable --now dibsd dibs-guard
-    ! systemctl is-failed dibsd dibs-guard || fail "a unit failed"
-    [ "$(of_dibsd NRestarts)" = 0 ] || fail "the daemon was started again"
-    [ -z "$(iptables-save | grep DIBS)" ] || fail "leave left rules in the kernel"
-    [ ! -e /etc/dibs/dibsd.toml ] && [ ! -e /etc/dibs/private.key ] || fail "leave left the configuration or the key"
-    echoes disabled
     dpkg --purge dibs
     ! getent group dibs || fail "a purge left the group"
 }

@@ -28,7 +28,7 @@ pub(super) struct Chains {
     /// Connections with marks of other programs, of which the daemon has made nothing yet; true if it was started since, so
     /// that nobody can say where a connection in plain was before.
     pub(super) by_others: BTreeMap<FlowKey, bool>,
-    /// Connections of which another program ever changed the mark.
+    /// Connections of which another program ever set the mark, when they began or later.
     pub(super) meddled: BTreeSet<FlowKey>,
     /// Connections whose entries the daemon made: they take all numbers.
     pub(super) loose: BTreeSet<FlowKey>,

@@ -15,8 +15,7 @@ use dibs_switch::engine::entries;
 use dibs_switch::engine::questions::Desk;
 use dibs_switch::engine::shadows::Shadows;
 use dibs_switch::engine::{self, Machine as _, Mark as NewMark};
-use dibs_switch::marks::Hand;
-use dibs_switch::marks::SeenMark;
+use dibs_switch::marks::{Hand, SeenMark};
 use dibs_switch::matching::{Matched, Stand};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_switch::rules::Wants;
@@ -300,11 +299,9 @@ impl Host {
 
     /// True if a connection stays on its bump because plain does not carry it, as far as a daemon knows.
     pub(super) fn is_kept(&self, pair: &FlowKey) -> bool {
-        let daemon = &*self.daemon.borrow();
-        let handed = |daemon: &Daemon| daemon.conns.get(pair).place.handed_by(Hand::Kept);
-        daemon
-            .as_ref()
-            .is_none_or(|daemon| handed(daemon).is_some())
+        let daemon = self.daemon.borrow();
+        let kept = |daemon: &Daemon| daemon.conns.get(pair).place.handed_by(Hand::Kept);
+        daemon.as_ref().is_none_or(|daemon| kept(daemon).is_some())
     }
 
     pub(super) fn choice(&self, pair: &FlowKey) -> Option<Choice> {

@@ -70,10 +70,7 @@ pub async fn replace<M: Machine>(
 ) -> Result<Replaced, M::Fault> {
     // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before. Until they
     // are ready the rules are not in the book: what else has the kernel steered meanwhile would bring them there.
-    let needs: Vec<u16> = { 0..m.peers() }
-        .map(|peer| m.book_wants(&rules, peer))
-        .collect();
-    wants::note_coming(m, |peer| needs[peer]);
+    wants::note_coming(m, |peer| m.book_wants(&rules, peer));
     wants::send_all(m).await;
     let (rules, unfound) = introduce(m, rules).await;
     let replaced = put(m, rules, gone, lives, M::save).await?;

@@ -26,7 +26,10 @@ pub fn wanted<M: Machine>(m: &M) -> Vec<u16> {
 /// Notes what rules that are about to be in force need at each peer, by index; none: they are in force, or will not be. A WANT that
 /// anything else sends meanwhile says so too.
 pub(super) fn note_coming<M: Machine>(m: &M, needs: impl Fn(usize) -> u16) {
-    (0..m.peers()).for_each(|peer| m.coming(peer, |bumps| *bumps = needs(peer)));
+    for peer in 0..m.peers() {
+        let needed = needs(peer);
+        m.coming(peer, |bumps| *bumps = needed);
+    }
 }
 
 /// Has a peer's daemon make ready what rules here need there; waits until it has.
