@@ -169,7 +169,7 @@ const MOST_RUN_AGAIN: usize = 3;
 fn test() -> Result<()> {
     packages::ensure(&[&packages::LAB, &packages::TESTS])?;
     // The tests on real traffic wait as much as they compute: so many keep the two processors of a small machine busy.
-    let failed = run::tests(&mut tests("4", &[]))?;
+    let failed = run::tests(&mut tests("6", &[]))?;
     let names: Vec<&str> = failed.iter().map(String::as_str).collect();
     if names.is_empty() {
         return Ok(());
