@@ -1,6 +1,6 @@
 #!/bin/bash
 # A trial of the package under a running systemd: `cargo xtask systemd` boots a Debian twice, and this runs in it as a unit.
-# The first boot installs, switches, reloads, crashes, hangs and upgrades; the second one has the guard and no daemon yet.
+# The first boot installs, switches, reloads, crashes, hangs and upgrades; the second one has the guard and no daemon yet, and leaves.
 set -eu
 stage=$(cat /try/stage)
 exec >"/try/$stage.log" 2>&1
@@ -178,6 +178,21 @@ second() {
     ! systemctl is-active dibsd dibs-guard || fail "a removal left a unit"
     [ -z "$(iptables-save | grep DIBS)" ] || fail "a removal left rules in the kernel"
     echoes removed
+
+    say "leave"
+    dpkg --install /try/later.deb
+    systemctl enable --now dibs-guard dibsd
+    await "the session" is_established
+    await "the bump" is_on seal
+    echoes returned
+    dibsctl leave
+    echoes left
+    systemctl disable --now dibsd dibs-guard
+    ! systemctl is-failed dibsd dibs-guard || fail "a unit failed"
+    [ "$(of_dibsd NRestarts)" = 0 ] || fail "the daemon was started again without a configuration"
+    [ -z "$(iptables-save | grep DIBS)" ] || fail "it left rules in the kernel"
+    [ ! -e /etc/dibs/dibsd.toml ] && [ ! -e /etc/dibs/private.key ] || fail "it left the configuration or the key"
+    echoes done
     dpkg --purge dibs
     ! getent group dibs || fail "a purge left the group"
 }
