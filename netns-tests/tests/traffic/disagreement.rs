@@ -61,8 +61,7 @@ fn a_peer_that_does_not_answer_leaves_a_chosen_connection_on_its_bump() {
             let started = net.a.host.run("ip -o link show dev dibs1")?;
             disable_in_vain(net)?;
             talk.advance(1 << 20)?;
-            // The peer does what it was asked before it hears that this was taken back.
-            net.wait_bump(7000, "scramble")?;
+            is_on(net, ["scramble", "scramble"])?;
             // The same device, with the number that it had.
             let device = net.a.host.run("ip -o link show dev dibs1")?;
             let number = |line: &str| line.split(':').next().map(str::to_owned);
