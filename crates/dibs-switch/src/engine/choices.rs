@@ -98,7 +98,7 @@ pub async fn choose<M: Machine>(
     if bump.is_some() {
         let is_moved = |(_, outcome): &(&FlowKey, &_)| matches!(outcome, Outcome::Moved);
         let moved = outcomes.iter().filter(is_moved);
-        moved.for_each(|(pair, _)| m.solicit(pair, bump));
+        switches::solicit(m, moved.map(|(pair, _)| pair), bump);
     }
     let outcome = |live: &M::Live| outcomes.remove(&live.pair()).unwrap_or(Outcome::Ended);
     Ok({ lives.iter() }

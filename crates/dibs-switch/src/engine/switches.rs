@@ -149,7 +149,7 @@ async fn carry_out<M: Machine>(
                 reasons.extend(faults.values().map(ToString::to_string));
                 failed.extend(faults.into_keys());
                 let marked = pairs.iter().filter(|pair| !failed.contains(pair));
-                marked.for_each(|pair| m.solicit(pair, bump));
+                solicit(m, marked, bump);
                 if bump.is_none() {
                     shadows::part(m, &pairs).await;
                 }
@@ -167,6 +167,17 @@ async fn carry_out<M: Machine>(
         true => Ok(()),
         false => Err(Vec::from_iter(reasons).join("; ")),
     }
+}
+
+/// Asks kernels of peers where connections stand that are on this bump. One that has left it since it was marked is not asked: that would
+/// take it there again.
+pub(super) fn solicit<'a, M: Machine>(
+    m: &M,
+    pairs: impl Iterator<Item = &'a FlowKey>,
+    bump: Option<BumpId>,
+) {
+    let is_there = |pair: &&FlowKey| m.conns(|conns| conns.get(pair).place.was() == bump);
+    pairs.filter(is_there).for_each(|pair| m.solicit(pair, bump));
 }
 
 /// Connections `behind` go on by their bumps, because routers have not heard of all that they sent.
