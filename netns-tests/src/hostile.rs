@@ -130,7 +130,7 @@ impl HostilePeer {
     /// # Errors
     /// Those of the socket.
     pub fn say(&mut self, message: &[u8]) -> Result<bool> {
-        let said = self.node.send_control(self.now(), 0, message);
+        let said = self.node.send_control(self.now(), 0, message, None);
         match said {
             Err(ControlError::TooMany) => Ok(false),
             said => Ok(said.map(|()| true)?),

@@ -5,6 +5,7 @@ use dibs_wire::frame::{self, FlowId, Open, TcpFields};
 use crate::session::PathId;
 use crate::slab::Key;
 use crate::tcp_fields::OwnedFields;
+use crate::time::Time;
 
 /// Something that waits to be sent, other than as new data.
 #[derive(Clone, Copy)]
@@ -187,6 +188,15 @@ pub struct Message {
     pub id: u32,
     /// Its bytes.
     pub bytes: Box<[u8]>,
+    /// Time from which on nobody waits for what comes of it.
+    pub until: Option<Time>,
+}
+
+impl Message {
+    /// True if it is not to be sent any more.
+    pub fn is_late(&self, now: Time) -> bool {
+        self.until.is_some_and(|until| until <= now)
+    }
 }
 
 /// The content of something that is sent until it is acknowledged. What is rare is kept elsewhere: this

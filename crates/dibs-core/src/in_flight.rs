@@ -198,6 +198,11 @@ impl InFlight {
             .expect("a fragment waits with its content")
     }
 
+    /// Number of messages that wait for their acknowledgement.
+    pub fn messages(&self) -> usize {
+        self.messages.len()
+    }
+
     /// Adds a message that has been sent once.
     pub fn add_message(&mut self, message: Message) -> Key {
         let key = self.messages.insert(message);

@@ -98,7 +98,7 @@ impl Encounter {
         let node = &mut self.victim.node;
         match input.u8() % 7 {
             0 => {
-                let _ = node.send_control(now, 0, input.block());
+                let _ = node.send_control(now, 0, input.block(), None);
             }
             1 => node.drain(now, BUMP, conn, input.u8()),
             2 => node.end_drain(BUMP, conn),

@@ -233,7 +233,7 @@ impl Network {
             2 => node.drain(now, bump, conn, input.u8()),
             3 => node.end_drain(bump, conn),
             _ => {
-                let _ = node.send_control(now, 0, input.block());
+                let _ = node.send_control(now, 0, input.block(), None);
             }
         }
     }

@@ -24,7 +24,7 @@ use dibs_switch::conns::{Choice, Meant, Socket, Version};
 use dibs_switch::engine::{self, Machine as _, renumbered};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::{Carrying, Matched};
-use dibs_switch::messages::{Body, Ground, Message, Named, Switch};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Ground, Message, Named, Switch};
 use dibs_wire::FlowKey;
 use smoltcp::socket::tcp::State;
 
@@ -435,7 +435,9 @@ impl Steering {
                         named.pair = at.node.theirs(0, named.pair);
                     }
                     let bytes = message.encode();
-                    let sent = at.node.send_control(at.now, 0, &bytes).is_ok();
+                    let patience = request.map(|_| ANSWER_TIMEOUT);
+                    let node = &mut *at.node;
+                    let sent = node.send_control(at.now, 0, &bytes, patience).is_ok();
                     self.host.note_posted(request, sent.then_some(bytes));
                 }
                 Command::Conns => self.host.note_conns(at.node.conns()),

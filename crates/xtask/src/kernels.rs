@@ -49,9 +49,9 @@ const KERNELS: [Kernel; 3] = [
     },
 ];
 
-/// Tests on each: enable and disable, follow, rules, bumps, what is killed and restarted, cleanup. None with a VPN:
-/// these programs are too slow there.
-const TESTS: [&str; 8] = [
+/// Tests on each: enable and disable, follow, rules, bumps, what is killed and restarted, cleanup, and routers that translate, whose
+/// conntrack is the kernel's. None with a VPN: these programs are too slow there.
+const TESTS: [&str; 12] = [
     "switching::in_and_out_again",
     "switching::a_class_rule_moves_an_established_connection",
     "bumps::sealed_data_is_read_nowhere",
@@ -60,14 +60,22 @@ const TESTS: [&str; 8] = [
     "crash::a_daemon_is_stopped_and_started",
     "crash::rules_outlive_a_crash",
     "crash::a_stopped_daemon_lets_go_if_so_configured",
+    "natted::live_connections_move_through_two_translations",
+    "natted::what_a_router_has_forgotten_stays_on_its_bump",
+    "natted::what_a_router_would_forget_is_kept_in_its_mind",
+    MASQUERADED,
 ];
+/// A router that translates by iptables, which each of the kernels has.
+const MASQUERADED: &str =
+    "masqueraded::a_transfer_masqueraded_with_iptables_takes_each_bump_and_returns";
 /// Those of them that need little memory: user-mode Linux maps each page of a process by itself, and the machine allows
 /// 65,530 mappings (vm.max_map_count).
-const IN_LITTLE_MEMORY: [&str; 4] = [
+const IN_LITTLE_MEMORY: [&str; 5] = [
     "bumps::sealed_data_is_read_nowhere",
     "bumps::shared_data_is_read_nowhere",
     "crash::rules_outlive_a_crash",
     "crash::a_stopped_daemon_lets_go_if_so_configured",
+    MASQUERADED,
 ];
 /// MiB of the demonstration: these kernels move some 400 Mbit/s in plain, and 50 on a bump.
 const DEMONSTRATION: &str = "256";
@@ -362,7 +370,7 @@ mod tests {
         let table = table(&[(&KERNELS[0], outcome)]);
         let last = table.lines().last().unwrap();
         assert!(
-            last.starts_with("| debian-12 | 6.1.0-50-amd64 | 1 of 8, not switching"),
+            last.starts_with("| debian-12 | 6.1.0-50-amd64 | 1 of 12, not switching"),
             "{last}"
         );
         assert_eq!(

@@ -80,6 +80,8 @@ pub(super) enum Command {
     SendControl {
         peer: usize,
         message: Message,
+        /// Time for which somebody waits for what comes of it.
+        patience: Option<Duration>,
         done: oneshot::Sender<Result<(), ControlError>>,
     },
     ControlDone {
@@ -288,15 +290,18 @@ impl Driver {
         self.send(Command::SetReachable(addresses))
     }
 
-    /// Hands a message for the peer's daemon to the node. Connections in it have the names that this host gives them.
+    /// Hands a message for the peer's daemon to the node, of which nobody waits for what comes of it after his `patience`. Connections
+    /// in it have the names that this host gives them.
     pub async fn send_control(
         &self,
         peer: usize,
         message: Message,
+        patience: Option<Duration>,
     ) -> Result<Result<(), ControlError>, Gone> {
         self.ask(|done| Command::SendControl {
             peer,
             message,
+            patience,
             done,
         })
         .await
@@ -547,7 +552,8 @@ impl Rpc {
         let waiting = Waiting { peer, answer };
         self.waiting.borrow_mut().insert(request, waiting);
         let asked = async {
-            self.post(peer, Message { request, body }).await?;
+            self.post(peer, Message { request, body }, Some(patience))
+                .await?;
             match tokio::time::timeout(patience, answered).await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
                 _ => Err(Unanswered::Silent),
@@ -566,7 +572,7 @@ impl Rpc {
 
     /// Answers a request of a peer's daemon.
     pub(crate) async fn answer(&self, peer: usize, answer: Message) {
-        if let Err(error) = self.post(peer, answer).await {
+        if let Err(error) = self.post(peer, answer, None).await {
             if error == Unanswered::Full {
                 self.dropped.update(|count| count + 1);
             }
@@ -574,8 +580,13 @@ impl Rpc {
         }
     }
 
-    async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
-        let sent = self.driver.send_control(peer, message).await?;
+    async fn post(
+        &self,
+        peer: usize,
+        message: Message,
+        patience: Option<Duration>,
+    ) -> Result<(), Unanswered> {
+        let sent = self.driver.send_control(peer, message, patience).await?;
         sent.map_err(Unanswered::from)
     }
 

@@ -462,10 +462,11 @@ impl DataPath {
                 Command::SendControl {
                     peer,
                     message,
+                    patience,
                     done,
                 } => {
                     let bytes = self.encode(peer, message);
-                    let _ = done.send(self.node.send_control(now, peer, &bytes));
+                    let _ = done.send(self.node.send_control(now, peer, &bytes, patience));
                 }
                 Command::ControlDone { peer } => self.node.control_done(peer),
                 Command::Drain(drain, done) => self.drain(now, drain, done),

@@ -8,7 +8,11 @@ use crate::tcp_fields::OwnedFields;
 
 fn control(id: u32) -> Message {
     let bytes = Box::from(*b"x");
-    Message { id, bytes }
+    Message {
+        id,
+        bytes,
+        until: None,
+    }
 }
 
 fn chunk(batch: Key, len: u16) -> Chunk {

@@ -1,6 +1,7 @@
 //! What the owner asks for.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use dibs_settings::{BumpId, Hint, Scheduler};
 use dibs_wire::FlowKey;
@@ -22,7 +23,8 @@ use crate::time::Time;
 
 impl Node {
     /// Sends a message to the peer's daemon, reliably, once, by a trusted path if there is one. Messages may arrive
-    /// in another order.
+    /// in another order. It is not sent, nor sent again, once nobody waits for what comes of it after his `patience`; none:
+    /// it is sent until it arrives.
     ///
     /// # Errors
     /// See [`ControlError`]; nothing was sent then.
@@ -31,6 +33,7 @@ impl Node {
         now: Time,
         peer: usize,
         message: &[u8],
+        patience: Option<Duration>,
     ) -> Result<(), ControlError> {
         let peer = self.peers.get_mut(peer).ok_or(ControlError::UnknownPeer)?;
         if self.sessions.sending(now, peer.id).is_none() {
@@ -39,7 +42,11 @@ impl Node {
         if message.len() > MAX_CONTROL {
             return Err(ControlError::TooLong);
         }
-        match peer.queues.messages.push(message) {
+        match peer
+            .queues
+            .messages
+            .push(message, patience.map(|patience| now + patience))
+        {
             true => Ok(()),
             false => Err(ControlError::TooMany),
         }

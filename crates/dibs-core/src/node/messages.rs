@@ -10,6 +10,7 @@ use super::shared::Journal;
 use crate::chunk::Message;
 use crate::counters::Counter;
 use crate::session::PeerId;
+use crate::time::Time;
 
 /// Longest message between the daemons, in bytes.
 pub const MAX_CONTROL: usize = 1024;
@@ -40,43 +41,44 @@ pub enum ControlError {
     TooLong,
 }
 
+/// A message that waits for its turn, and the time from which on nobody waits for what comes of it.
+type Waiting = (Box<[u8]>, Option<Time>);
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Messages {
-    waiting: VecDeque<Box<[u8]>>,
+    waiting: VecDeque<Waiting>,
     next_id: u32,
-    on_their_way: usize,
     seen: VecDeque<u32>,
     taken: usize,
 }
 
 impl Messages {
-    /// Lets a message wait for its turn; false if too many do.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
+    /// Lets a message wait for its turn, until this time at most; false if too many do.
+    pub(super) fn push(&mut self, bytes: &[u8], until: Option<Time>) -> bool {
         let has_room = self.waiting.len() < MAX_WAITING;
         if has_room {
-            self.waiting.push_back(bytes.into());
+            self.waiting.push_back((bytes.into(), until));
         }
         has_room
     }
 
-    /// True if one may go.
-    pub(super) fn is_due(&self) -> bool {
-        !self.waiting.is_empty() && self.on_their_way < WINDOW
+    /// True if one may go while so many are on their way. Those that nobody waits for any more are gone.
+    pub(super) fn is_due(&mut self, now: Time, on_their_way: usize) -> bool {
+        if on_their_way >= WINDOW {
+            return false;
+        }
+        self.waiting
+            .retain(|(_, until)| until.is_none_or(|until| now < until));
+        !self.waiting.is_empty()
     }
 
     /// The next one, which is on its way from now on.
     pub(super) fn pop(&mut self) -> Option<Message> {
-        let bytes = self.waiting.pop_front()?;
+        let (bytes, until) = self.waiting.pop_front()?;
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
-        self.on_their_way += 1;
-        Some(Message { id, bytes })
-    }
-
-    /// One was acknowledged.
-    pub(super) fn on_acked(&mut self) {
-        self.on_their_way -= 1;
+        Some(Message { id, bytes, until })
     }
 
     /// Takes a message of the peer's daemon, unless the owner has too many to deal with: then it is to come
@@ -116,15 +118,14 @@ impl Messages {
     /// The peer restarted: those that the old instance had not taken, oldest first, are for the new one.
     pub(super) fn restart(&mut self, unacknowledged: Vec<Message>) {
         for message in unacknowledged.into_iter().rev() {
-            self.waiting.push_front(message.bytes);
+            self.waiting.push_front((message.bytes, message.until));
         }
-        self.on_their_way = 0;
         self.seen.clear();
     }
 
-    /// Messages on their way, numbers remembered, and messages with the owner.
+    /// Numbers remembered, and messages with the owner.
     #[cfg(test)]
-    pub(super) fn counts(&self) -> [usize; 3] {
-        [self.on_their_way, self.seen.len(), self.taken]
+    pub(super) fn counts(&self) -> [usize; 2] {
+        [self.seen.len(), self.taken]
     }
 }

@@ -416,8 +416,7 @@ impl Peer {
                         flows.confirm_share(&shared.setup.bumps, *conn, *incarnation, *set)
                     }
                 },
-                Content::Control(_) => self.queues.messages.on_acked(),
-                Content::Share(_) | Content::Fragment { .. } => {}
+                Content::Control(_) | Content::Share(_) | Content::Fragment { .. } => {}
             }
             self.in_flight.remove(key, &mut shared.pool);
         }

@@ -719,7 +719,9 @@ fn control_messages_arrive_once_even_over_loss() {
     let mut loses = dice(33);
     pair.filter = Box::new(move |_, _, _| !loses());
     for i in 0..40u8 {
-        pair.nodes[0].send_control(pair.now, 0, &[i; 100]).unwrap();
+        pair.nodes[0]
+            .send_control(pair.now, 0, &[i; 100], None)
+            .unwrap();
     }
     pair.run(Duration::from_secs(20));
     let mut got: Vec<u8> = pair.events[1]

@@ -202,7 +202,7 @@ impl World {
                 let kind = Kind::Marked;
                 Stream { key, kind }.fill(0, &mut message);
                 if let Some(node) = &mut self.hosts[*host].node
-                    && node.send_control(now, 0, &message).is_ok()
+                    && node.send_control(now, 0, &message, None).is_ok()
                 {
                     self.said.controls.entry(message).or_default();
                 }

@@ -177,7 +177,9 @@ pub(super) fn solicit<'a, M: Machine>(
     bump: Option<BumpId>,
 ) {
     let is_there = |pair: &&FlowKey| m.conns(|conns| conns.get(pair).place.was() == bump);
-    pairs.filter(is_there).for_each(|pair| m.solicit(pair, bump));
+    pairs
+        .filter(is_there)
+        .for_each(|pair| m.solicit(pair, bump));
 }
 
 /// Connections `behind` go on by their bumps, because routers have not heard of all that they sent.

@@ -14,7 +14,7 @@ use crate::slab::Key;
 
 /// Sends the next one.
 pub(super) fn send(cx: &mut SendCx<'_>, messages: &mut Messages) -> Option<Out> {
-    if !messages.is_due() {
+    if !messages.is_due(cx.now, cx.in_flight.messages()) {
         return None;
     }
     let at = cx
@@ -33,7 +33,7 @@ pub(super) fn transmit(cx: &mut SendCx<'_>, at: usize, key: Key) -> Option<Out> 
     else {
         return None;
     };
-    let Message { id, bytes } = cx.in_flight.message(*message);
+    let Message { id, bytes, .. } = cx.in_flight.message(*message);
     let mut block = vec![0; frame::CONTROL_OVERHEAD + bytes.len()];
     frame::encode(
         &Frame::Control { id: *id, bytes },

@@ -91,7 +91,9 @@ fn shape_of(cx: &SendCx<'_>, at: usize, key: Key) -> Option<Shape> {
         return None;
     }
     match &pending.content {
-        Content::Chunk(chunk) if !is_stale(cx.flows, cx.in_flight, pending) => shape(cx, at, chunk),
+        Content::Chunk(chunk) if !is_stale(cx.now, cx.flows, cx.in_flight, pending) => {
+            shape(cx, at, chunk)
+        }
         _ => None,
     }
 }

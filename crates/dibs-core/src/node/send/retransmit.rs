@@ -84,7 +84,7 @@ impl RetransmitQueue {
             && let Some(mut message) = self.messages.pop_front()
         {
             self.messages_at = now + MESSAGE_SPACING;
-            if postpone(flows, in_flight, pool, &mut message) {
+            if postpone(now, flows, in_flight, pool, &mut message) {
                 self.messages_due.push_back(message);
             }
         }
@@ -146,7 +146,7 @@ impl RetransmitQueue {
                 queue.pop_front();
                 continue;
             };
-            if is_stale(cx.flows, cx.in_flight, pending) {
+            if is_stale(cx.now, cx.flows, cx.in_flight, pending) {
                 queue.pop_front();
                 cx.in_flight.remove(key, &mut cx.shared.pool);
                 continue;
@@ -341,9 +341,17 @@ fn give_up(shared: &mut Shared, flows: &mut FlowTable, in_flight: &mut InFlight,
     }
 }
 
-/// True if it belongs to an incarnation that is over: the peer has forgotten it, and the words that open the flow speak
-/// of another one.
-pub(super) fn is_stale(flows: &FlowTable, in_flight: &InFlight, pending: &Pending) -> bool {
+/// True if it is not to be sent any more. It belongs to an incarnation that is over: the peer has forgotten it, and the words that
+/// open the flow speak of another one. Or it is a message, and nobody waits for what comes of it.
+pub(super) fn is_stale(
+    now: Time,
+    flows: &FlowTable,
+    in_flight: &InFlight,
+    pending: &Pending,
+) -> bool {
+    if let Content::Control(message) = pending.content {
+        return in_flight.message(message).is_late(now);
+    }
     let Some(origin) = in_flight.origin(&pending.content) else {
         return false;
     };
@@ -353,6 +361,7 @@ pub(super) fn is_stale(flows: &FlowTable, in_flight: &InFlight, pending: &Pendin
 
 /// Puts what waits behind all others, under another key; false if nothing is to wait.
 fn postpone(
+    now: Time,
     flows: &FlowTable,
     in_flight: &mut InFlight,
     pool: &mut Pool,
@@ -361,7 +370,7 @@ fn postpone(
     let Some(pending) = in_flight.get(delayed.key) else {
         return false;
     };
-    if is_stale(flows, in_flight, pending) {
+    if is_stale(now, flows, in_flight, pending) {
         in_flight.remove(delayed.key, pool);
         return false;
     }
@@ -407,7 +416,7 @@ pub(super) fn retransmit_chunks(
         && let Some(&Delayed { key, lost_by }) = queue.front()
         && let Some(pending) = cx.in_flight.get(key)
         && let Content::Chunk(chunk) = pending.content
-        && !is_stale(cx.flows, cx.in_flight, pending)
+        && !is_stale(cx.now, cx.flows, cx.in_flight, pending)
         && let Some(shape) = shape(cx, link, &chunk)
     {
         let start = cx.shared.scratch.datagrams.len();

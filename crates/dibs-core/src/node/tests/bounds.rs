@@ -143,12 +143,12 @@ fn messages_that_the_peer_does_not_take_are_refused_to_our_owner() {
     let mut pair = Pair::connected();
     let now = pair.now;
     let mut sent = 0;
-    while pair.nodes[1].send_control(now, 0, b"answer").is_ok() {
+    while pair.nodes[1].send_control(now, 0, b"answer", None).is_ok() {
         sent += 1;
         assert!(sent <= MAX_WAITING);
     }
     assert_eq!(
-        pair.nodes[1].send_control(now, 0, b"answer"),
+        pair.nodes[1].send_control(now, 0, b"answer", None),
         Err(ControlError::TooMany)
     );
     // Once it takes them there is room again, and none was lost.
@@ -159,7 +159,7 @@ fn messages_that_the_peer_does_not_take_are_refused_to_our_owner() {
         .count();
     assert_eq!((took, sent), (MAX_WAITING, MAX_WAITING));
     let now = pair.now;
-    assert!(pair.nodes[1].send_control(now, 0, b"answer").is_ok());
+    assert!(pair.nodes[1].send_control(now, 0, b"answer", None).is_ok());
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn of_messages_seen_before_only_the_latest_are_remembered() {
         forge_all(&mut pair, controls);
         pair.run(Duration::from_millis(100));
     }
-    assert_eq!(pair.nodes[1].peers[0].queues.messages.counts()[1], 256);
+    assert_eq!(pair.nodes[1].peers[0].queues.messages.counts()[0], 256);
     // A repetition of a late one does nothing.
     let events = pair.events[1].len();
     let again = (4990..5000).map(|id| Frame::Control { id, bytes: b"x" });
@@ -197,7 +197,10 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     let mut offer = |pair: &mut Pair| {
         let now = pair.now;
         let next = |sent: u16| [sent.to_be_bytes(), [7; 2]].concat();
-        while pair.nodes[0].send_control(now, 0, &next(sent)).is_ok() {
+        while pair.nodes[0]
+            .send_control(now, 0, &next(sent), None)
+            .is_ok()
+        {
             sent += 1;
         }
         pair.run(Duration::from_millis(500));
@@ -209,7 +212,7 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     let sent = offer(&mut pair);
     let refused = count(&pair, 1, Counter::ControlRefused);
     assert_eq!(
-        pair.nodes[1].peers[0].queues.messages.counts()[2],
+        pair.nodes[1].peers[0].queues.messages.counts()[1],
         MAX_TAKEN
     );
     assert_eq!(
@@ -218,7 +221,7 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
         "what is not taken waits at the sender"
     );
     assert_eq!(
-        pair.nodes[0].peers[0].queues.messages.counts()[0],
+        pair.nodes[0].peers[0].in_flight.messages(),
         messages::WINDOW
     );
     assert!(refused >= messages::WINDOW as u64, "{refused}");
@@ -235,8 +238,32 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     let mut got = delivered(&pair);
     got.sort_unstable();
     assert_eq!(got, (0..sent).collect::<Vec<_>>(), "each once");
-    assert_eq!(pair.nodes[1].peers[0].queues.messages.counts()[2], 0);
-    assert_eq!(pair.nodes[0].peers[0].queues.messages.counts()[0], 0);
+    assert_eq!(pair.nodes[1].peers[0].queues.messages.counts()[1], 0);
+    assert_eq!(pair.nodes[0].peers[0].in_flight.messages(), 0);
+}
+
+/// All paths are away for longer than whoever asks waits: what was on its way is not sent again, and what waited not at all.
+#[test]
+fn messages_that_nobody_waits_for_any_more_are_not_sent() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut pair = Pair::connected();
+    pair.filter = Box::new(|_, _, _| false);
+    let late = messages::WINDOW as u16 + 4;
+    for number in 0..=late {
+        let patience = (number < late).then_some(PATIENCE);
+        let sent = pair.nodes[0].send_control(pair.now, 0, &number.to_be_bytes(), patience);
+        assert_eq!(sent, Ok(()));
+    }
+    pair.run(PATIENCE + Duration::from_secs(1));
+    pair.filter = Box::new(|_, _, _| true);
+    let patience = Some(PATIENCE);
+    let sent = pair.nodes[0].send_control(pair.now, 0, &(late + 1).to_be_bytes(), patience);
+    assert_eq!(sent, Ok(()));
+    pair.run(PATIENCE);
+    let mut got = delivered(&pair);
+    got.sort_unstable();
+    assert_eq!(got, [late, late + 1]);
+    assert_eq!(pair.nodes[0].peers[0].in_flight.messages(), 0);
 }
 
 #[test]

@@ -93,7 +93,9 @@ fn keys_and_messages_pass_by_a_spent_path() {
             drawn >> 31 == 0
         });
         for host in [0, 1] {
-            pair.nodes[host].send_control(pair.now, 0, b"word").unwrap();
+            pair.nodes[host]
+                .send_control(pair.now, 0, b"word", None)
+                .unwrap();
         }
         pair.run(Duration::from_secs(20));
         for host in [0, 1] {

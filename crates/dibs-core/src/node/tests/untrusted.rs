@@ -75,7 +75,7 @@ impl Pair {
         let now = self.now;
         for host in 0..2 {
             self.send(host, seq, b"anybody there?", 0, seq);
-            let _ = self.nodes[host].send_control(now, 0, &seq.to_be_bytes());
+            let _ = self.nodes[host].send_control(now, 0, &seq.to_be_bytes(), None);
         }
         self.run(SECOND);
         let said = Event::Control {
@@ -263,7 +263,9 @@ fn messages_go_by_untrusted_paths_only_while_there_is_no_other() {
     let by_untrusted = |pair: &mut Pair| {
         let before = pair.sent[0][1];
         for _ in 0..10 {
-            pair.nodes[0].send_control(pair.now, 0, &[7; 1000]).unwrap();
+            pair.nodes[0]
+                .send_control(pair.now, 0, &[7; 1000], None)
+                .unwrap();
         }
         pair.run(SECOND);
         pair.sent[0][1] - before

@@ -28,6 +28,7 @@ impl RetransmitQueue {
     fn postpone_waiting(&mut self, cx: &mut SendCx<'_>) {
         let trusted_away = is_away(cx, Placement::TrustedOnly);
         let SendCx {
+            now,
             shared,
             flows,
             in_flight,
@@ -37,12 +38,12 @@ impl RetransmitQueue {
         for link in paths.iter_mut() {
             if !link.is_active(&shared.setup) {
                 let shares = &mut link.shares;
-                shares.retain_mut(|lost| postpone(flows, in_flight, &mut shared.pool, lost));
+                shares.retain_mut(|lost| postpone(*now, flows, in_flight, &mut shared.pool, lost));
             }
         }
         if trusted_away {
             let trusted = &mut self.trusted;
-            trusted.retain_mut(|lost| postpone(flows, in_flight, &mut shared.pool, lost));
+            trusted.retain_mut(|lost| postpone(*now, flows, in_flight, &mut shared.pool, lost));
         }
     }
 }
