@@ -17,7 +17,8 @@ pub struct Phase {
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
     moving: Option<Moving>,
-    /// Move by no choice that a rule of the peer ended, or stands against: what the peer answers about it is from before.
+    /// Move by no choice that a rule of the peer or the next move ended, or that a rule of the peer stands against: what the peer
+    /// answers about it is from before.
     overruled: Option<Moving>,
     /// Another program chose this bump, which is in use, and we have not taken it up yet.
     awaited: Option<BumpId>,
@@ -123,8 +124,8 @@ impl Phase {
 
     /// A move by no choice begins.
     pub(crate) fn move_to_moving(&mut self, moving: Moving) {
+        self.overruled = self.moving.filter(|it| *it != moving);
         self.moving = Some(moving);
-        self.overruled = None;
     }
 
     /// A rule of the peer ends this move.
@@ -138,7 +139,7 @@ impl Phase {
         self.overruled = self.moving.or(self.overruled);
     }
 
-    /// True if a rule of the peer ended this move, or stands against it.
+    /// True if a rule of the peer or the next move ended this one, or a rule of the peer stands against it.
     pub(crate) fn is_overruled(&self, moving: Moving) -> bool {
         self.overruled == Some(moving)
     }
