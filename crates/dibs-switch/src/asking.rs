@@ -348,12 +348,20 @@ impl Negotiation {
         };
         self.left = is_there && stands;
         self.handle_look(false);
+        if !self.explicit && self.is_overtaken(conns) {
+            self.handle_unasked();
+        }
         self.left
     }
 
     /// True if nothing has ended a move by no choice.
     fn is_moving(&self, conns: &ConnTable) -> bool {
         conns.get(&self.conn.pair).phase.moving() == Some(self.moving())
+    }
+
+    /// True if the next move ended a move by no choice.
+    fn is_overtaken(&self, conns: &ConnTable) -> bool {
+        { conns.get(&self.conn.pair).phase }.is_overtaken(self.moving())
     }
 
     fn moving(&self) -> Moving {
@@ -387,6 +395,17 @@ impl Negotiation {
                     conns.update(&self.conn.pair, note);
                     Conclusion::InForce
                 }
+                None if self.is_overtaken(conns) && matches!(answer, Ok((Outcome::Done, _))) => {
+                    // The peer may have done this after what it was asked since.
+                    let ask_again = |conn: &mut Conn| {
+                        let next = conn.phase.moving().map(|next| next.bump);
+                        let bump = next.unwrap_or(conn.place.was());
+                        let answer = Err(Unanswered::NotAsked);
+                        conn.telling.handle_moved(bump, answer, now);
+                    };
+                    conns.update(&self.conn.pair, ask_again);
+                    Conclusion::Superseded
+                }
                 _ => Conclusion::Superseded,
             },
         };
@@ -400,6 +419,7 @@ impl Negotiation {
         matches!(answer, Ok((Outcome::Done, _)))
             && !self.stood_at_answer
             && !phase.is_overruled(self.moving())
+            && !phase.is_overtaken(self.moving())
     }
 
     /// True if it stays where it is, as routers have not heard of all that an end sent.

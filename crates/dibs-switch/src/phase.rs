@@ -17,9 +17,10 @@ pub struct Phase {
     arriving: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
     moving: Option<Moving>,
-    /// Move by no choice that a rule of the peer or the next move ended, or that a rule of the peer stands against: what the peer
-    /// answers about it is from before.
+    /// Move by no choice that a rule of the peer ended, or stands against: what the peer answers about it is from before.
     overruled: Option<Moving>,
+    /// Move by no choice that the next one ended, before the peer had answered: what it answers may be from before, or after.
+    overtaken: Option<Moving>,
     /// Another program chose this bump, which is in use, and we have not taken it up yet.
     awaited: Option<BumpId>,
 }
@@ -124,8 +125,9 @@ impl Phase {
 
     /// A move by no choice begins.
     pub(crate) fn move_to_moving(&mut self, moving: Moving) {
-        self.overruled = self.moving.filter(|it| *it != moving);
+        self.overtaken = self.moving.filter(|it| *it != moving);
         self.moving = Some(moving);
+        self.overruled = None;
     }
 
     /// A rule of the peer ends this move.
@@ -139,9 +141,14 @@ impl Phase {
         self.overruled = self.moving.or(self.overruled);
     }
 
-    /// True if a rule of the peer or the next move ended this one, or a rule of the peer stands against it.
+    /// True if a rule of the peer ended this move, or stands against it.
     pub(crate) fn is_overruled(&self, moving: Moving) -> bool {
         self.overruled == Some(moving)
+    }
+
+    /// True if the next move ended this one.
+    pub(crate) fn is_overtaken(&self, moving: Moving) -> bool {
+        self.overtaken == Some(moving) && self.moving != Some(moving)
     }
 
     /// This move is over, if no other one has begun.

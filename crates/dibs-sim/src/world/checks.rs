@@ -13,6 +13,7 @@ use super::World;
 use crate::conn::Conn;
 use crate::coverage::Seen;
 use crate::history::name;
+use crate::kernel::Kernel;
 use crate::steering::{Mark, Steering};
 
 /// So long may be held what came behind a gap.
@@ -90,7 +91,10 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
     for conn in world.conns.iter().filter(|c| c.lingers) {
         // A rule that requires the bump stands above choices.
         let planned = conn.plan.require != [None; 2];
-        if planned || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
+        // A socket that waits for a call has no connection yet, so nothing of it is locked.
+        let has_none =
+            |host: usize, kernel: &Kernel| !conn.lives(host, kernel) || conn.listens(host, kernel);
+        if planned || has_none(0, &a.kernel) || has_none(1, &b.kernel) {
             continue;
         }
         let at = |host: usize| {

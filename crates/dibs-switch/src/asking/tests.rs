@@ -418,7 +418,7 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         conns.update(&conn().pair, |conn| conn.phase.end_moving(crossed.moving()));
         assert_eq!(conclude(&mut conns, crossed, answer), conclusion);
     }
-    // The next move ended it, and is over, too: the answer is from before.
+    // The next move ended it, and is over, too: the answer is from before, or the peer is to be asked for the next one again.
     let mut conns = named();
     let mut first = by_rule(&mut conns, 0);
     begin(&mut first, false);
@@ -428,6 +428,7 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
     assert_eq!(conclude(&mut conns, next, DONE), Conclusion::InForce);
     conns.update(&conn().pair, |conn| conn.phase.end_moving(moving));
     assert_eq!(conclude(&mut conns, first, DONE), Conclusion::Superseded);
+    assert_eq!(conns.next_moved(), Some(NOW + TELL_AGAIN));
     // A rule here has it go there all the same.
     let mut conns = ConnTable::default();
     let (bump, ruled) = (BumpId::new(3), true);
