@@ -384,6 +384,8 @@ impl Negotiation {
                 Conclusion::TakenBack
             }
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
+                // A move of the peer crosses it and stands, of which this host knows or is about to hear.
+                None if self.is_crossed(answer) => Conclusion::Superseded,
                 None if self.is_moving(conns) || self.follows(conns, answer) => {
                     let note = |conn: &mut Conn| {
                         let is_latest = !conn.phase.is_overruled(self.moving());
@@ -420,6 +422,11 @@ impl Negotiation {
             && !self.stood_at_answer
             && !phase.is_overruled(self.moving())
             && !phase.is_overtaken(self.moving())
+    }
+
+    /// True if a move of the peer stands, and no rule has a part in either.
+    fn is_crossed(&self, answer: Answer) -> bool {
+        !self.ruled && matches!(answer, Ok((Outcome::Older, 0)))
     }
 
     /// True if it stays where it is, as routers have not heard of all that an end sent.

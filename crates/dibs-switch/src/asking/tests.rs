@@ -418,6 +418,14 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         conns.update(&conn().pair, |conn| conn.phase.end_moving(crossed.moving()));
         assert_eq!(conclude(&mut conns, crossed, answer), conclusion);
     }
+    // A move of the peer stands against it, and has come here already. A choice is not known here yet, and no rule of the peer.
+    for (generation, conclusion) in [(0, Conclusion::Superseded), (1, Conclusion::InForce)] {
+        let mut conns = named();
+        let mut crossed = by_rule(&mut conns, 3);
+        begin(&mut crossed, false);
+        let answer = Ok((Outcome::Older, generation));
+        assert_eq!(conclude(&mut conns, crossed, answer), conclusion);
+    }
     // The next move ended it, and is over, too: the answer is from before, or the peer is to be asked for the next one again.
     let mut conns = named();
     let mut first = by_rule(&mut conns, 0);
