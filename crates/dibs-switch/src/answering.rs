@@ -144,6 +144,12 @@ impl Wanted {
         }
         conns.update(&pair, |conn| {
             let judged = self.judge_one(conn, (pair, version), here, now);
+            let keeps_own = matches!(judged, Err(Refusal::OwnRule(_) | Refusal::Unproved(_)));
+            if self.switch.explicit && keeps_own {
+                // The peer gives up what it chose, and may have given up or forgotten this one before.
+                let is_older = |choice: &Choice| choice.version < version;
+                (conn.telling).tell_later(conn.in_force().filter(is_older), now);
+            }
             if matches!(judged, Err(Refusal::Older(_))) {
                 match here.required.filter(|_| !self.switch.explicit) {
                     None => conn.telling.tell_later(conn.in_force(), now),
@@ -628,6 +634,30 @@ mod tests {
             assert_eq!(judged.err(), Some(Refusal::Older(3)));
             let telling = &conns.get(&pair()).telling;
             assert_eq!((telling.moved_due(), telling.due()), (due, told));
+        }
+    }
+
+    /// The peer took the earlier choice back, whose question came here late, or has forgotten it (histories 50000036228, 51000045763).
+    #[test]
+    fn a_choice_that_a_rule_refuses_to_give_up_is_told_back() {
+        let later = Some(NOW + TELL_AGAIN);
+        for (before, explicit, told) in [(3, true, later), (0, true, None), (3, false, None)] {
+            let mut conns = ConnTable::default();
+            if before > 0 {
+                let earlier = judge(&mut conns, chosen(1), before, Some(HERE)).unwrap();
+                follow(&mut conns, earlier, None);
+            }
+            let here = Here {
+                required: BumpId::new(1),
+                ..HERE
+            };
+            let switch = Switch {
+                explicit,
+                ..chosen(0)
+            };
+            let judged = judge(&mut conns, switch, 4, Some(here));
+            assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(1))));
+            assert_eq!(conns.get(&pair()).telling.due(), told);
         }
     }
 

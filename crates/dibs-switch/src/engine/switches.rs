@@ -90,7 +90,11 @@ fn judge<M: Machine>(
         let judged = m.conns(|conns| wanted.judge(conns, (named, version), here, m.now()));
         if let Err(refusal) = judged {
             m.tell(News::Refused(refusal));
-            if matches!(refusal, Refusal::Older(_)) {
+            // The peer may be to hear what stands here.
+            if matches!(
+                refusal,
+                Refusal::Older(_) | Refusal::OwnRule(_) | Refusal::Unproved(_)
+            ) {
                 m.wake(Task::Tell);
             }
         }
