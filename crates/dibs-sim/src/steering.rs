@@ -435,7 +435,7 @@ impl Steering {
                         named.pair = at.node.theirs(0, named.pair);
                     }
                     let bytes = message.encode();
-                    let patience = request.map(|_| ANSWER_TIMEOUT);
+                    let patience = request.and_then(|_| message.body.expires(ANSWER_TIMEOUT));
                     let node = &mut *at.node;
                     let sent = node.send_control(at.now, 0, &bytes, patience).is_ok();
                     self.host.note_posted(request, sent.then_some(bytes));

@@ -246,6 +246,13 @@ impl Body {
             | Self::Answer(_) => Box::new(std::iter::empty()),
         }
     }
+
+    /// Time from which on it is not to be sent, of the `patience` of whoever asks. None if it says what stands, and the latest counts: then it is
+    /// to arrive although nobody waits for the answer.
+    pub fn expires(&self, patience: Duration) -> Option<Duration> {
+        let lasts = matches!(self, Self::Want { .. } | Self::Silent { .. });
+        (!lasts).then_some(patience)
+    }
 }
 
 /// Outcome of a SWITCH for one connection. Beside it stands the generation known afterwards; of

@@ -552,8 +552,8 @@ impl Rpc {
         let waiting = Waiting { peer, answer };
         self.waiting.borrow_mut().insert(request, waiting);
         let asked = async {
-            self.post(peer, Message { request, body }, Some(patience))
-                .await?;
+            let expires = body.expires(patience);
+            self.post(peer, Message { request, body }, expires).await?;
             match tokio::time::timeout(patience, answered).await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
                 _ => Err(Unanswered::Silent),

@@ -357,3 +357,18 @@ fn connections_follow_the_time_of_day_although_nothing_can_be_saved() {
         [Seen::RulesTurned, Seen::RuleMoved, Seen::RuleFreed].map(|it| report.coverage.get(it));
     assert_eq!((turned, moved, freed), (2, 2, 1));
 }
+
+/// No path carries anything for as long as an answer is waited for, or longer: the peer is to hear which bumps the rule needs all the same.
+#[test]
+fn what_a_rule_needs_is_said_when_paths_carry_again() {
+    let outage = |millis, is_out| (0..2).map(move |path| (at(millis), Op::Outage(path, is_out)));
+    for ends in [15_500, 40_000] {
+        let mut ops: Vec<(Time, Op)> = outage(1000, true).collect();
+        ops.push((at(1100), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])));
+        ops.extend(outage(ends, false));
+        ops.push((at(ends + 10_000), Op::Open(lingering([3000, 3000]))));
+        let report = ruled(ops);
+        assert_eq!(report.delivered, 6000);
+        assert!(report.coverage.get(Seen::Wanted) > 0, "{ends}");
+    }
+}
