@@ -151,7 +151,7 @@ fn rule(
                     selector => selector,
                 },
             };
-            let made = connect()?.add_rule(NewRule {
+            let rule = NewRule {
                 selector,
                 terms,
                 bump,
@@ -159,7 +159,8 @@ fn rule(
                 prefer,
                 priority,
                 scheduler,
-            })?;
+            };
+            let made = telling(connect()?, |client| client.add_rule(rule))?;
             show(json, &made, || render::made(&made))?;
             if !json {
                 warn(&made.warnings);
@@ -171,7 +172,7 @@ fn rule(
             show_list(json, &rules, "rule", || render::rules(&rules))
         }
         RuleCommand::Del { id, force } => {
-            let gone = connect()?.delete_rule(id, force)?;
+            let gone = telling(connect()?, |client| client.delete_rule(id, force))?;
             show(json, &gone, || render::gone(&gone))?;
             match &gone.kept[..] {
                 [] => Ok(()),
@@ -223,15 +224,18 @@ fn path(json: bool, mut client: Client, command: PathCommand) -> Result<()> {
     Ok(())
 }
 
-/// Changes connections, and says meanwhile on a terminal how far that is.
-fn telling(
+/// Changes connections or rules, and says meanwhile on a terminal how far that is.
+fn telling<T>(
     mut client: Client,
-    change: impl FnOnce(&mut Client) -> Result<Changed, ClientError>,
-) -> Result<Changed> {
+    change: impl FnOnce(&mut Client) -> Result<T, ClientError>,
+) -> Result<T> {
     const CLEAR: &str = "\r\x1b[K";
     let terminal = io::stderr().is_terminal();
     if terminal {
-        client.on_progress(|done, of| eprint!("{CLEAR}{done} of {of} connections"));
+        client.on_progress(|done, of| match of {
+            0 => eprint!("{CLEAR}waiting for dibsd, which gives a peer 15 s to answer"),
+            _ => eprint!("{CLEAR}{done} of {of} connections"),
+        });
     }
     let changed = change(&mut client);
     if terminal {

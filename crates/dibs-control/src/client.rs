@@ -92,8 +92,8 @@ impl Client {
         })
     }
 
-    /// Has `tell` called with how many connections were dealt with, and of how many, while a change takes
-    /// long.
+    /// Has `tell` called each second while a change takes long, with how many connections were dealt with, and of how many; 0 before
+    /// that is known.
     pub fn on_progress(&mut self, tell: fn(u64, u64)) {
         self.on_progress = Some(tell);
     }
@@ -108,7 +108,7 @@ impl Client {
         loop {
             match self.answer(Some(Instant::now() + self.timeout))? {
                 Reply::Progress { done, of } => {
-                    if let Some(tell) = self.on_progress.filter(|_| of > 0) {
+                    if let Some(tell) = self.on_progress {
                         tell(done, of);
                     }
                 }
