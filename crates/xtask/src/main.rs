@@ -86,7 +86,7 @@ enum Command {
     },
     /// Try dibs on kernels of Debian, and on one without nf_tables, booted here without the machine's help.
     ///
-    /// Fetches the kernels, and QEMU, as root on Debian. Takes a quarter of an hour.
+    /// Fetches the kernels, and QEMU, as root on Debian. Those of Debian take a quarter of an hour each.
     Kernels {
         /// Which; all if none is named
         #[arg(value_parser = clap::builder::PossibleValuesParser::new(kernels::names()))]
