@@ -424,7 +424,7 @@ impl Negotiation {
             && !phase.is_overtaken(self.moving())
     }
 
-    /// True if a move of the peer stands, and no rule has a part in either.
+    /// True if a move of the peer stands against this one, in which no rule here has a part.
     fn is_crossed(&self, answer: Answer) -> bool {
         !self.ruled && matches!(answer, Ok((Outcome::Older, 0)))
     }

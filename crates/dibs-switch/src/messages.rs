@@ -247,8 +247,8 @@ impl Body {
         }
     }
 
-    /// Time from which on it is not to be sent, of the `patience` of whoever asks. None if it says what stands, and the latest counts: then it is
-    /// to arrive although nobody waits for the answer.
+    /// Time after which it is not sent any more: the `patience` of whoever asks. None if it says what stands, and the latest counts: it
+    /// is to arrive although nobody waits for the answer.
     pub fn expires(&self, patience: Duration) -> Option<Duration> {
         let lasts = matches!(self, Self::Want { .. } | Self::Silent { .. });
         (!lasts).then_some(patience)

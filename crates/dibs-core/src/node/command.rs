@@ -42,11 +42,8 @@ impl Node {
         if message.len() > MAX_CONTROL {
             return Err(ControlError::TooLong);
         }
-        match peer
-            .queues
-            .messages
-            .push(message, patience.map(|patience| now + patience))
-        {
+        let until = patience.map(|patience| now + patience);
+        match peer.queues.messages.push(message, until) {
             true => Ok(()),
             false => Err(ControlError::TooMany),
         }

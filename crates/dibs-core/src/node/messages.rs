@@ -41,13 +41,11 @@ pub enum ControlError {
     TooLong,
 }
 
-/// A message that waits for its turn, and the time from which on nobody waits for what comes of it.
-type Waiting = (Box<[u8]>, Option<Time>);
-
 /// See the module.
 #[derive(Default)]
 pub(super) struct Messages {
-    waiting: VecDeque<Waiting>,
+    /// Those that wait for their turn, and get their numbers with it.
+    waiting: VecDeque<Message>,
     next_id: u32,
     seen: VecDeque<u32>,
     taken: usize,
@@ -58,7 +56,12 @@ impl Messages {
     pub(super) fn push(&mut self, bytes: &[u8], until: Option<Time>) -> bool {
         let has_room = self.waiting.len() < MAX_WAITING;
         if has_room {
-            self.waiting.push_back((bytes.into(), until));
+            let bytes = bytes.into();
+            self.waiting.push_back(Message {
+                id: 0,
+                bytes,
+                until,
+            });
         }
         has_room
     }
@@ -68,17 +71,16 @@ impl Messages {
         if on_their_way >= WINDOW {
             return false;
         }
-        self.waiting
-            .retain(|(_, until)| until.is_none_or(|until| now < until));
+        self.waiting.retain(|message| !message.is_late(now));
         !self.waiting.is_empty()
     }
 
     /// The next one, which is on its way from now on.
     pub(super) fn pop(&mut self) -> Option<Message> {
-        let (bytes, until) = self.waiting.pop_front()?;
-        let id = self.next_id;
-        self.next_id = id.wrapping_add(1);
-        Some(Message { id, bytes, until })
+        let mut message = self.waiting.pop_front()?;
+        message.id = self.next_id;
+        self.next_id = message.id.wrapping_add(1);
+        Some(message)
     }
 
     /// Takes a message of the peer's daemon, unless the owner has too many to deal with: then it is to come
@@ -118,7 +120,7 @@ impl Messages {
     /// The peer restarted: those that the old instance had not taken, oldest first, are for the new one.
     pub(super) fn restart(&mut self, unacknowledged: Vec<Message>) {
         for message in unacknowledged.into_iter().rev() {
-            self.waiting.push_front((message.bytes, message.until));
+            self.waiting.push_front(message);
         }
         self.seen.clear();
     }
