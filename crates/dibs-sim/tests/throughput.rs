@@ -62,6 +62,22 @@ fn two_equal_paths_carry_nearly_twice_as_much_as_one() {
     );
 }
 
+/// What TCP's window lets out at once is more than one path holds and little more than both do: if all of it goes now by
+/// one path and now by the other, each waits half of the time.
+#[test]
+fn a_window_of_little_more_than_two_paths_hold_fills_both() {
+    let (one, _) = transfer(vec![path(true, link())], 64 << 10);
+    for window in [96, 112, 120, 128, 136, 144, 160, 192] {
+        let both = vec![path(true, link()), path(false, link())];
+        let (two, _) = transfer(both, window << 10);
+        let least = if window < 112 { 1.4 } else { 1.6 };
+        assert!(
+            two > least * one,
+            "{two} Mbit/s with {window} KiB, {one} by one"
+        );
+    }
+}
+
 #[test]
 fn a_slow_or_lossy_path_does_not_hold_up_a_quick_one() {
     let quick = || path(true, link());

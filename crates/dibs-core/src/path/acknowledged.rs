@@ -45,6 +45,7 @@ impl Path {
         if largest >= self.sent.next() {
             return Err(AckError::NeverSent(largest));
         }
+        self.note_held(now);
         self.loss.on_acked(largest);
         let news = self.settle(now, frame, acked);
         self.in_flight -= news.settled_bytes;
@@ -98,7 +99,6 @@ impl Path {
                 quantum: self.pacer.quantum(),
             });
             self.update_pacing();
-            self.window_filled |= self.window() < u64::from(self.mtu());
         }
         self.forget_sent(now);
         Ok(())
@@ -157,6 +157,7 @@ impl Path {
     }
 
     pub(super) fn detect_loss(&mut self, now: Time, lost: &mut Vec<u64>) {
+        self.note_held(now);
         let mut smallest = u16::MAX;
         let mut datagrams = 0;
         let (in_flight, waiting, mtud) = (&mut self.in_flight, &mut self.waiting, &mut self.mtud);

@@ -299,7 +299,7 @@ impl Bbr {
 
     /// The end of a round: what it says about growth, queue and loss.
     fn on_round(&mut self, ev: &AckEvent) {
-        if !self.round.is_app_limited() {
+        if !self.round.is_app_limited() || self.is_overfull(ev) {
             self.startup.on_round(self.rate());
         }
         let drains = matches!(self.phase, Phase::Drain | Phase::ProbeRtt);
@@ -339,6 +339,19 @@ impl Bbr {
         excess > self.queue_limit(ev.mtu)
             && excess > 2 * self.round.pause()
             && (!self.round.is_app_limited() || self.phase == Phase::Startup)
+    }
+
+    /// True if the path was full although the sender had little in all: so much was under way at once that it waited for
+    /// longer than an empty path takes. What was delivered measures the path then. TCP whose window holds it back sends
+    /// so, now by one path and now by another.
+    fn is_overfull(&self, ev: &AckEvent) -> bool {
+        let empty = self.min_rtt.get().unwrap_or_default();
+        let (_, most) = self.round.rtts();
+        let excess = most.saturating_sub(empty);
+        excess > empty.max(self.queue_limit(ev.mtu))
+            && excess > 2 * self.round.pause()
+            && self.round.flight() >= INITIAL_DATAGRAMS * ev.mtu
+            && !self.round.has_idled()
     }
 
     fn set_rate(&mut self, rate: u64) {

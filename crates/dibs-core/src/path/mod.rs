@@ -145,8 +145,8 @@ pub struct Path {
     waiting: u64,
     /// Bytes in flight, smoothed as the round trip is.
     usual_flight: u64,
-    /// The window has been full since the last datagram was sent.
-    window_filled: bool,
+    /// The last time at which the window was seen to let nothing through: capacity that passed until then was not left unused.
+    held_until: Time,
     last: Last,
     /// Bytes a second that the user lets it have.
     rate_limit: u64,
@@ -198,7 +198,7 @@ impl Path {
             in_flight: 0,
             waiting: 0,
             usual_flight: 0,
-            window_filled: false,
+            held_until: now,
             last: Last {
                 busy: now,
                 used: now,
@@ -400,7 +400,8 @@ impl Path {
                 self.last.used = now;
             }
             sent.fate = Fate::Waiting;
-            let unused = self.pacer.is_full(now) && !self.window_filled;
+            self.note_held(now);
+            let unused = self.pacer.is_full(now, self.held_until);
             if unused {
                 // Capacity has passed unused although nothing was in the way.
                 self.rate.on_app_limited(self.in_flight);
@@ -409,12 +410,18 @@ impl Path {
             self.in_flight += u64::from(bytes);
             self.waiting += 1;
             self.pacer.on_sent(now, u64::from(bytes));
-            self.window_filled = self.window() < u64::from(self.mtu());
         }
         if self.sent.is_full() {
             self.forget_sent(now);
         }
         self.sent.push(sent, rate)
+    }
+
+    /// Takes note that the window is in the way up to now, if it is; to be called before anything opens it.
+    fn note_held(&mut self, now: Time) {
+        if self.window() < u64::from(self.mtu()) {
+            self.held_until = now;
+        }
     }
 
     fn forget_sent(&mut self, now: Time) {
@@ -478,8 +485,6 @@ impl Path {
         }
         self.in_flight = 0;
         self.waiting = 0;
-        // Or what is sent next would have its rate measured from before the outage on.
-        self.window_filled = false;
         smallest
     }
 

@@ -86,9 +86,9 @@ impl Pacer {
         ((unused.as_nanos() << SCALE) / u128::from(self.per_byte)) as u64
     }
 
-    /// Whether capacity has passed unused: more than may be caught up with.
-    pub(super) fn is_full(&self, now: Time) -> bool {
-        now.since(self.used_until) > self.depth()
+    /// True if capacity has passed unused that nothing `held` back: more than may be caught up with.
+    pub(super) fn is_full(&self, now: Time, held: Time) -> bool {
+        now.since(self.used_until.max(held)) > self.depth()
     }
 
     /// When there will be credit for `bytes`, at most a burst.
@@ -157,9 +157,10 @@ mod tests {
         let now = Time::from_nanos(1_000_000_000);
         let p = Pacer::new(now, 125_000_000, MTU);
         let most = p.quantum() + 125_000;
-        assert!(!p.is_full(now + Duration::from_micros(1500)));
+        assert!(!p.is_full(now + Duration::from_micros(1500), now));
         let later = now + Duration::from_secs(1);
-        assert!(p.is_full(later));
+        assert!(p.is_full(later, now));
+        assert!(!p.is_full(later, later));
         assert!(
             (most - 1..=most).contains(&p.credit(later)),
             "{}",

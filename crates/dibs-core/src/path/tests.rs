@@ -611,6 +611,51 @@ fn bulk_after_a_trickle_grows_quickly() {
     }
 }
 
+/// A window of 2.6 times what the path holds, all of which goes now by this path and now by another one.
+#[test]
+fn bursts_that_overfill_a_path_end_its_start() {
+    for (rate, rtt) in [
+        (20 * MBIT, 20 * MS),
+        (100 * MBIT, 10 * MS),
+        (5 * MBIT, 60 * MS),
+    ] {
+        let mut w = world(rate, rtt, 10 * rtt);
+        let holds = (rate as f64 / 8.0 * rtt.as_secs_f64()) as u64;
+        let turn = |w: &mut World| {
+            for (demand, window) in [(None, 26 * holds / 10), (Some(rate / 80), u64::MAX)] {
+                (w.demand, w.window) = (demand, window);
+                w.send_one();
+                w.run(5 * rtt / 2);
+            }
+        };
+        (0..8).for_each(|_| turn(&mut w));
+        w.ab.waits.clear();
+        turn(&mut w);
+        let (waits, stats) = (w.ab.wait(1.0), w.a.stats());
+        assert!(waits < rtt / 3, "{rate} {rtt:?}: {waits:?} {stats:?}");
+        let expected = w.a.expected_rate() as f64 * 8.0 / rate as f64;
+        assert!((0.9..1.1).contains(&expected), "{rate} {rtt:?}: {expected}");
+    }
+}
+
+/// The window is full when a burst ends, and the pause after that is none of the path's.
+#[test]
+fn a_pause_after_bursts_that_filled_the_window_does_not_make_the_path_slow() {
+    let (rate, rtt) = (20 * MBIT, 20 * MS);
+    let mut w = world(rate, rtt, 10 * rtt);
+    for _ in 0..12 {
+        w.demand = None;
+        w.send_one();
+        w.run(rtt);
+        w.demand = Some(0);
+        w.run(10 * rtt);
+    }
+    // A round trip of the empty path is in each sample: a burst begins and ends within one.
+    let known = w.a.stats().delivery_rate as f64 * 8.0 / rate as f64;
+    assert!(known > 0.6, "{known} {:?}", w.a.stats());
+    assert!(w.a.expected_rate() > rate / 8, "{:?}", w.a.stats());
+}
+
 #[test]
 fn a_report_whose_largest_elicited_none_measures_the_round_trip() {
     let now = Time::from_nanos(1);

@@ -26,6 +26,7 @@ struct Seen {
     most_rtt: Duration,
     flight: u64,
     pause: Duration,
+    idled: bool,
 }
 
 impl Seen {
@@ -38,6 +39,7 @@ impl Seen {
             most_rtt: Duration::ZERO,
             flight: 0,
             pause: Duration::ZERO,
+            idled: false,
         }
     }
 }
@@ -86,9 +88,15 @@ impl Round {
         self.seen.pause
     }
 
+    /// True if nothing was in flight for a while: samples of the rate have a round trip of an empty path in them.
+    pub(super) const fn has_idled(&self) -> bool {
+        self.seen.idled
+    }
+
     /// Takes a report; whether the round ends by it.
     pub(super) fn on_ack(&mut self, ev: &AckEvent) -> bool {
         let seen = &mut self.seen;
+        seen.idled |= self.idle;
         if !self.idle {
             seen.pause = seen.pause.max(ev.now.since(self.reported_at));
         }
