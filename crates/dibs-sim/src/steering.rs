@@ -104,11 +104,13 @@ impl<'a> At<'a> {
         };
         let found = numbers.iter().map(found);
         let is_named = |pair: &FlowKey| conns[numbers[pair]].pairs[host] == *pair;
-        { found.filter(|(pair, found)| found.state != State::Closed && is_named(pair)) }.collect()
+        // A socket that listens is that of no connection (`connected` in dibs-policy's sockets.rs).
+        let is_one = |found: &Found| ![State::Closed, State::Listen].contains(&found.state);
+        { found.filter(|(pair, found)| is_one(found) && is_named(pair)) }.collect()
     }
 }
 
-/// A socket that is not closed.
+/// A socket that is not closed, and does not listen.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     carrying: Carrying,
@@ -120,9 +122,9 @@ struct Found {
 }
 
 impl Found {
-    /// True if its handshake is not over yet, or its socket listens.
+    /// True if its handshake is not over yet.
     fn opens(&self) -> bool {
-        [State::Listen, State::SynSent, State::SynReceived].contains(&self.state)
+        [State::SynSent, State::SynReceived].contains(&self.state)
     }
 }
 

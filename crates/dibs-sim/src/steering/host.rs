@@ -276,7 +276,7 @@ impl Host {
             .map(|found| found.carrying.socket)
     }
 
-    /// Connections that are alive and speak, or will: one whose socket still listens is [found](Machine::find), too.
+    /// Connections that are alive and speak, or will.
     pub(super) fn speaking(&self) -> Vec<Live> {
         let found = self.found.borrow();
         let speaking = { found.iter() }.filter(|(_, found)| found.speaks || found.opens());

@@ -335,8 +335,7 @@ impl Machine for Host {
         let (found, chains) = (self.found.borrow(), self.chains.borrow());
         let known: Option<BTreeSet<&FlowKey>> = known.map(|known| known.iter().collect());
         let is_meant = |pair: &&FlowKey| known.as_ref().is_none_or(|known| known.contains(*pair));
-        let lives =
-            { found.iter() }.filter(|(pair, found)| found.state != State::Listen && is_meant(pair));
+        let lives = found.iter().filter(|(pair, _)| is_meant(pair));
         let lives = lives.map(|(pair, found)| (*pair, found.state == State::Established));
         let meant = chains.marks.keys().filter(is_meant);
         Ok((lives.collect(), tracked(&chains, meant)))

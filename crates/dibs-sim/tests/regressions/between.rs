@@ -284,6 +284,8 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 ///   a closed window (2199080001390); or nothing but a probe came, and the kernel was silent, as it had not sent what that acknowledged
 ///   (2199080001438, 2199028002990, 2199040002886).
 /// - The first word on a bump was a repetition, and routers were shown no more than that of what went by the bump before (2199070006328).
+/// - A host that listened was taken for one that has the connection (828773, 1099520003060, 53000001291, 54000028189).
+/// - The peer did not follow what a rule takes to its bump, since it had just left (3200718).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -357,6 +359,11 @@ fn seeds_that_failed_keep_all_promises() {
         2_199_028_002_990,
         2_199_040_002_886,
         2_199_070_006_328,
+        828_773,
+        1_099_520_003_060,
+        53_000_001_291,
+        54_000_028_189,
+        3_200_718,
         2_199_090_016_532,
         2_199_023_256_704,
         1_099_511_629_028,

@@ -31,8 +31,9 @@ fn a_choice_that_the_peer_told_back_stays() {
     ];
     let report = run(lax, ops);
     assert_eq!(report.delivered, 20_000);
-    // The question, and what the new session is told once the question has come to its end, and again once names are known.
-    assert_eq!(report.coverage.get(Seen::SwitchRefused), 3);
+    // Word that it begins on a bump, before its call has arrived; the question, and what the new session is told once the question
+    // has come to its end, and again once names are known.
+    assert_eq!(report.coverage.get(Seen::SwitchRefused), 4);
 }
 
 /// A choice that was asked for once more, as a later one than the peer knew, was written down only after

@@ -153,8 +153,9 @@ pub(super) async fn ask<M: Machine>(
     Ok(())
 }
 
-/// Has the peer follow to where connections are here that it has elsewhere, twice in a row, unless a rule or a choice decides: they stay because
-/// plain does not carry them, or both hosts moved them at once.
+/// Has the peer follow to where connections are here that it has elsewhere, twice in a row, unless a choice decides: they stay because
+/// plain does not carry them, or both hosts moved them at once. Where a rule decides, the kernel took its bump, and the peer's did not
+/// follow what came by that, because it had just left: the kernel here speaks once more.
 async fn bring_together<M: Machine>(
     m: &M,
     bump: BumpId,
@@ -173,13 +174,15 @@ async fn bring_together<M: Machine>(
         return Ok(());
     }
     let (found, tracked) = m.look_up(&apart).await?;
-    let is_free = |live: &&M::Live| {
+    let is_unchosen = |live: &&M::Live| {
         let stays = stays_on(m, live, &tracked) == Some(bump);
-        let chosen = m.conns(|conns| conns.get(&live.pair()).choice.get().is_some());
-        stays && !chosen && m.ruling(live, |ruling| ruling.deciding().is_none())
+        stays && m.conns(|conns| conns.get(&live.pair()).choice.get().is_none())
     };
     let lives = apart.iter().filter_map(|pair| found.get(pair));
-    let lives: Vec<M::Live> = lives.filter(is_free).copied().collect();
+    let lives = lives.filter(is_unchosen).copied();
+    let is_ruled = |live: &M::Live| m.ruling(live, |ruling| ruling.deciding().is_some());
+    let (ruled, lives) = lives.partition::<Vec<M::Live>, _>(is_ruled);
+    { ruled.iter() }.for_each(|live| m.solicit(&live.pair(), Some(bump)));
     if !lives.is_empty() {
         rules::follow(m, &lives, Some(bump).into()).await;
     }
