@@ -10,6 +10,7 @@ use super::asks::{self, Move, ROUND};
 use super::{Goal, Live as _, Machine, News, Task, or_warn, stands_on, switches, update};
 use crate::asking::{Conclusion, Negotiation};
 use crate::messages::{Answer, Unanswered};
+use crate::table::Conn;
 
 /// Outcome of a choice for one connection.
 #[derive(Clone, Debug)]
@@ -95,6 +96,14 @@ pub async fn choose<M: Machine>(
     m.save()?;
     // What came back for want of an answer, too.
     m.wake(Task::Confirm);
+    // The peer may not know of those yet.
+    let opening = lives.iter().filter(|live| m.is_opening(*live));
+    let opening: Vec<FlowKey> = opening.map(|live| live.pair()).collect();
+    if !opening.is_empty() {
+        let tell = |conn: &mut Conn| conn.telling.tell_later(conn.in_force(), m.now());
+        m.conns(|conns| conns.update_each(&opening, tell));
+        m.wake(Task::Tell);
+    }
     if bump.is_some() {
         let is_moved = |(_, outcome): &(&FlowKey, &_)| matches!(outcome, Outcome::Moved);
         let moved = outcomes.iter().filter(is_moved);

@@ -2,7 +2,7 @@
 //! [`Telling`](crate::telling::Telling).
 
 use dibs_wire::FlowKey;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dibs_settings::BumpId;
@@ -57,6 +57,7 @@ pub async fn tell_choices<M: Machine>(
             ground: Ground::Proved,
         };
         for conns in conns.chunks(ROUND) {
+            let opening = opening(m, conns).await;
             let answers = match told {
                 Ok(()) => ask_switch(m, peer, conns, switch).await,
                 // It is not asked for the others.
@@ -64,11 +65,15 @@ pub async fn tell_choices<M: Machine>(
             };
             for ((conn, version), answer) in conns.iter().zip(answers) {
                 told = told.and(answer.map(drop));
-                if matches!(answer, Ok((Outcome::NoConnection, _))) {
+                let is_unknown = matches!(answer, Ok((Outcome::NoConnection, _)));
+                if is_unknown {
                     unknown.push((conn.pair, *version));
                 }
                 let now = m.now();
                 let handle = |known: &mut Conn| {
+                    if is_unknown && opening.contains(&conn.pair) {
+                        known.telling.tell_later(known.in_force(), now);
+                    }
                     // It was taken back while the peer was told.
                     let stands = known.choice.get();
                     if stands.is_some_and(|stands| stands.version < *version) {
@@ -84,6 +89,14 @@ pub async fn tell_choices<M: Machine>(
         }
     }
     told.map(|()| unknown)
+}
+
+/// Connections whose SYN may not have arrived: a peer that does not know them will.
+async fn opening<M: Machine>(m: &M, conns: &[(Meant, Version)]) -> BTreeSet<FlowKey> {
+    let pairs: Vec<FlowKey> = conns.iter().map(|(conn, _)| conn.pair).collect();
+    let found = or_warn(m, m.find(&pairs).await).unwrap_or_default();
+    let opening = found.values().filter(|live| m.is_opening(*live));
+    opening.map(|live| live.pair()).collect()
 }
 
 /// Tells a peer, whose session is new, which bumps rules here use, and what was chosen for connections with it. Returns choices
