@@ -21,7 +21,7 @@ use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Meant, Socket, Version};
-use dibs_switch::engine::{self, Machine as _, renumbered};
+use dibs_switch::engine::{self, Machine as _, locks, renumbered};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::matching::{Carrying, Matched};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Ground, Message, Named, Switch};
@@ -334,6 +334,9 @@ impl Steering {
     /// The session is new: the peer is told all that concerns it.
     pub fn on_peer_up(&mut self, at: &mut At<'_>, restarted: bool) {
         self.host.note_session(restarted);
+        if restarted && self.host.is_up() {
+            locks::handle_restart(&*self.host, 0);
+        }
         self.look_at_sessions(at);
     }
 

@@ -274,6 +274,7 @@ impl Wanted {
             conn.place.hand_over(Hand::Peer.on(switch.bump));
         }
         conn.phase.move_to_arriving(following.is_arriving());
+        conn.phase.move_to_following(!switch.ready);
         Ok(following)
     }
 }
@@ -308,6 +309,8 @@ impl Following {
                 _ => None,
             };
             conn.phase.move_to_arriving(self.is_arriving());
+            conn.phase
+                .move_to_following(!self.switch.ready && self.next.is_some());
         });
     }
 

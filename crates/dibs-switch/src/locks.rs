@@ -55,7 +55,7 @@ enum State {
     Confirmed { bump: BumpId, at: Time },
     /// Locked on the bump.
     Locked { bump: BumpId },
-    /// Locked on the bump by an earlier run; the peer may have left it since.
+    /// Locked on the bump by an earlier run, or with one of the peer; the peer may have left it since.
     Adopted { bump: BumpId },
 }
 
@@ -135,6 +135,15 @@ impl Lock {
         self.0 = State::Adopted { bump };
     }
 
+    /// The peer restarted: whatever it said, it may have left the bump since (seed 54000002147).
+    pub fn handle_restart(&mut self) {
+        match self.0 {
+            State::Locked { bump } => self.0 = State::Adopted { bump },
+            State::Confirmed { .. } => self.release(),
+            _ => {}
+        }
+    }
+
     /// The connection is about to leave its bump, or has ended.
     pub fn release(&mut self) {
         *self = Self::default();
@@ -202,13 +211,15 @@ impl Lock {
     }
 
     /// Correction of the entry that conntrack has of it. `lives`: there is a socket of it here, and neither end has
-    /// begun to end it, or one has.
+    /// begun to end it, or one has. One that another program took elsewhere with its lock takes nothing there (seed 55000040036).
     pub fn mend(&self, Entry { mark, closed, .. }: Entry, lives: Option<bool>) -> Option<Mend> {
         match lives {
             Some(_) if !mark.locked => {
                 let locked = self.locked().filter(|bump| Some(*bump) == mark.bump);
                 locked.map(Mend::Lock)
             }
+            // Somebody took it elsewhere with the lock.
+            Some(_) if self.locked() != mark.bump => Some(Mend::Unlock),
             Some(established) => (established && closed).then_some(Mend::Revive),
             None => mark.locked.then_some(Mend::Unlock),
         }
@@ -364,6 +375,7 @@ mod tests {
             ),
             (entry(2, false, false), Some(true), None),
             (entry(1, true, false), Some(true), None),
+            (entry(2, true, false), Some(true), Some(Mend::Unlock)),
             (entry(1, true, true), Some(true), Some(Mend::Revive)),
             (entry(1, true, true), Some(false), None),
             (entry(1, true, true), None, Some(Mend::Unlock)),

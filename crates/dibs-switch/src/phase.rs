@@ -15,6 +15,8 @@ pub struct Phase {
     cut_short: Option<CutShort>,
     /// The peer moves it by a choice that is not carried out: it is not saved, and the kernel does not know.
     arriving: bool,
+    /// The peer moves it, and this host has not done its part.
+    follows: bool,
     /// Move by no choice: the mark is ahead of our record, or behind it.
     moving: Option<Moving>,
     /// Move by no choice that a rule of the peer ended, or stands against: what the peer answers about it is from before.
@@ -116,6 +118,16 @@ impl Phase {
     /// The peer moves it, or the kernel knows.
     pub(crate) fn move_to_arriving(&mut self, arriving: bool) {
         self.arriving = arriving;
+    }
+
+    /// True if the peer moves it, and this host has not done its part.
+    pub(crate) fn follows(&self) -> bool {
+        self.follows
+    }
+
+    /// The peer moves it, or this host has done its part.
+    pub(crate) fn move_to_following(&mut self, follows: bool) {
+        self.follows = follows;
     }
 
     /// Move by no choice that is under way.

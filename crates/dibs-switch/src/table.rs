@@ -113,7 +113,7 @@ impl Conn {
 
     /// True if nothing here is about to move it.
     pub fn rests(&self) -> bool {
-        self.phase.moving().is_none() && !self.is_asked()
+        self.phase.moving().is_none() && !self.phase.follows() && !self.is_asked()
     }
 
     /// Notes whether the peer has it elsewhere; returns whether it had so before, too. One that is just moving is not.

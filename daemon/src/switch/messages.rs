@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use dibs_core::node::Event;
 use dibs_settings::BumpId;
+use dibs_switch::engine::locks;
 use dibs_switch::engine::questions::{self, Questions};
 use dibs_switch::messages::{Body, Message};
 use tokio::sync::Notify;
@@ -133,6 +134,9 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
                     state.silent_there.handle_restart();
                     state.devices.clear();
                 }
+            }
+            if restarted {
+                locks::handle_restart(&**daemon, peer);
             }
             startup::forget_ticket(daemon, peer);
             let name = daemon.peer_name(peer).to_owned();

@@ -11,7 +11,7 @@ use super::{Live as _, Machine, News, Task, rules, tasks, update};
 use crate::conns::Meant;
 use crate::locks::{self, Here};
 use crate::messages::{Answer, Body, Named, Outcome};
-use crate::table::ConnTable;
+use crate::table::{Conn, ConnTable};
 use crate::tracked::{Entry, Mend, Tracked};
 
 /// Looks of which one is at all entries, also those that nothing is known of.
@@ -42,6 +42,19 @@ impl Looks {
         self.next = m.now() + tasks::rest(m, began);
         kept
     }
+}
+
+/// A peer restarted: it is asked again about what is locked.
+pub fn handle_restart<M: Machine>(m: &M, peer: usize) {
+    let of_peer = |pair: &FlowKey| m.peer_of(pair) == Some(peer);
+    m.conns(|conns| {
+        conns.update_all(|pair, conn| {
+            if of_peer(pair) {
+                conn.lock.handle_restart();
+            }
+        });
+    });
+    m.wake(Task::Confirm);
 }
 
 /// Locks what is due.
@@ -176,7 +189,9 @@ async fn bring_together<M: Machine>(
     let (found, tracked) = m.look_up(&apart).await?;
     let is_unchosen = |live: &&M::Live| {
         let stays = stays_on(m, live, &tracked) == Some(bump);
-        stays && m.conns(|conns| conns.get(&live.pair()).choice.get().is_none())
+        // It may have begun to follow the peer since that was asked.
+        let rests = |conn: &Conn| conn.rests() && conn.choice.get().is_none();
+        stays && m.conns(|conns| rests(conns.get(&live.pair())))
     };
     let lives = apart.iter().filter_map(|pair| found.get(pair));
     let lives = lives.filter(is_unchosen).copied();
