@@ -72,7 +72,9 @@ impl World {
             }
             Op::Mark(conn, host, bump, chosen) => {
                 let pair = self.conns[*conn].pairs[*host];
-                let may = !self.begins(&self.conns[*conn]);
+                // What only listens has no entry in conntrack.
+                let state = self.conns[*conn].state(*host, &self.hosts[*host].kernel);
+                let may = !self.begins(&self.conns[*conn]) && state != State::Listen;
                 let h = &mut self.hosts[*host];
                 if may && self.by_pair[*host].get(&pair) == Some(conn) && h.asleep_until <= now {
                     h.steering.set_by_hand(pair, *bump, *chosen);

@@ -286,6 +286,12 @@ fn a_connection_leaves_for_plain_only_once_routers_have_heard_of_all() {
 /// - The first word on a bump was a repetition, and routers were shown no more than that of what went by the bump before (2199070006328).
 /// - A host that listened was taken for one that has the connection (828773, 1099520003060, 53000001291, 54000028189).
 /// - The peer did not follow what a rule takes to its bump, since it had just left (3200718).
+/// - A peer that restarted had left the bump of a lock, which stayed (54000002147, 53000018798, 55000005464).
+/// - A host asked its peer to come back to a bump that it was about to leave at the peer's word (54000007482).
+/// - Another program took a connection elsewhere with its lock, which stayed (55000040036).
+/// - A connection was chosen before its SYN had arrived, and the peer was not told once it had (56000002425, 56000016065, 56000017414,
+///   55000022956).
+/// - Another program marked what only listened, which has no entry in conntrack (55000042527, 57000004183).
 #[test]
 fn seeds_that_failed_keep_all_promises() {
     for seed in [
@@ -364,6 +370,17 @@ fn seeds_that_failed_keep_all_promises() {
         53_000_001_291,
         54_000_028_189,
         3_200_718,
+        54_000_002_147,
+        53_000_018_798,
+        55_000_005_464,
+        54_000_007_482,
+        55_000_040_036,
+        56_000_002_425,
+        56_000_016_065,
+        56_000_017_414,
+        55_000_022_956,
+        55_000_042_527,
+        57_000_004_183,
         2_199_090_016_532,
         2_199_023_256_704,
         1_099_511_629_028,
