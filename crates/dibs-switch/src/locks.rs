@@ -211,15 +211,13 @@ impl Lock {
     }
 
     /// Correction of the entry that conntrack has of it. `lives`: there is a socket of it here, and neither end has
-    /// begun to end it, or one has. One that another program took elsewhere with its lock takes nothing there (seed 55000040036).
+    /// begun to end it, or one has.
     pub fn mend(&self, Entry { mark, closed, .. }: Entry, lives: Option<bool>) -> Option<Mend> {
         match lives {
             Some(_) if !mark.locked => {
                 let locked = self.locked().filter(|bump| Some(*bump) == mark.bump);
                 locked.map(Mend::Lock)
             }
-            // Somebody took it elsewhere with the lock.
-            Some(_) if self.locked() != mark.bump => Some(Mend::Unlock),
             Some(established) => (established && closed).then_some(Mend::Revive),
             None => mark.locked.then_some(Mend::Unlock),
         }
@@ -375,7 +373,6 @@ mod tests {
             ),
             (entry(2, false, false), Some(true), None),
             (entry(1, true, false), Some(true), None),
-            (entry(2, true, false), Some(true), Some(Mend::Unlock)),
             (entry(1, true, true), Some(true), Some(Mend::Revive)),
             (entry(1, true, true), Some(false), None),
             (entry(1, true, true), None, Some(Mend::Unlock)),

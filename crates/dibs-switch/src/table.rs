@@ -543,11 +543,15 @@ impl ConnTable {
         let is_on =
             |pair: &FlowKey, bump| lives(pair).is_some() && tracked.bump(pair) == Some(bump);
         self.lock_due(now, is_on);
+        let mut mends = Vec::new();
         for pair in known {
             self.update(pair, |conn| {
                 let stays = lives(pair).is_some() || passes(pair) && !conn.ended;
                 let chosen = conn.choice.get().and_then(|choice| choice.bump);
                 if !(stays && conn.lock.is_for([tracked.bump(pair), chosen])) {
+                    // Another program may have taken it elsewhere with the lock (seed 55000040036).
+                    let went = stays && conn.lock.locked().and(tracked.bump(pair)).is_some();
+                    mends.extend(went.then_some((*pair, Mend::Unlock)));
                     conn.lock.release();
                 }
             });
@@ -557,7 +561,8 @@ impl ConnTable {
             (None, Some(_)) => None,
             (lives, _) => Some((*pair, self.get(pair).lock.mend(*entry, lives)?)),
         };
-        tracked.iter().filter_map(mend).collect()
+        mends.extend(tracked.iter().filter_map(mend));
+        mends
     }
 
     /// Connections that `are_meant`, for a [sweep](Self::sweep) after a look for those of them that have ended.
