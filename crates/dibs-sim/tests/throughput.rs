@@ -62,8 +62,8 @@ fn two_equal_paths_carry_nearly_twice_as_much_as_one() {
     );
 }
 
-/// What TCP's window lets out at once is more than one path holds and little more than both do: if all of it goes now by
-/// one path and now by the other, each waits half of the time.
+/// Window of TCP that is more than one path holds and little more than both do: if all of it goes now by one path and now by
+/// the other, each waits half of the time.
 #[test]
 fn a_window_of_little_more_than_two_paths_hold_fills_both() {
     let (one, _) = transfer(vec![path(true, link())], 64 << 10);

@@ -273,8 +273,7 @@ impl Wanted {
         if following.is_new && !switch.explicit {
             conn.place.hand_over(Hand::Peer.on(switch.bump));
         }
-        conn.phase.move_to_arriving(following.is_arriving());
-        conn.phase.move_to_following(!switch.ready);
+        following.note(conn);
         Ok(following)
     }
 }
@@ -308,10 +307,15 @@ impl Following {
                 }
                 _ => None,
             };
-            conn.phase.move_to_arriving(self.is_arriving());
-            conn.phase
-                .move_to_following(!self.switch.ready && self.next.is_some());
+            self.note(conn);
         });
+    }
+
+    /// Notes how far it has come.
+    fn note(&self, conn: &mut Conn) {
+        let follows = !self.switch.ready && self.next.is_some();
+        conn.phase.move_to_arriving(self.is_arriving());
+        conn.phase.move_to_following(follows);
     }
 
     /// Routers on the way have not heard of all that the connection sent: it would not follow to plain.

@@ -332,6 +332,22 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_restarted_is_asked_again_and_its_no_opens_the_lock() {
+        let mut lock = Lock::default();
+        lock.confirm(bump(1), START);
+        lock.handle_restart();
+        assert_eq!(lock, Lock::default(), "it is not locked yet");
+        lock.confirm(bump(1), START);
+        lock.lock_due(START + GRACE, on);
+        lock.handle_restart();
+        assert_eq!(lock.locked(), BumpId::new(1), "until the peer has answered");
+        assert!(lock.wants_asking(bump(1), START));
+        let no = Ok((Outcome::Older, 0));
+        assert!(lock.handle_answer(bump(1), no, BumpId::new(1), START));
+        assert_eq!(lock.locked(), None);
+    }
+
+    #[test]
     fn what_goes_elsewhere_is_released_before_and_is_not_locked_there() {
         let mut lock = Lock::default();
         lock.confirm(bump(1), START);

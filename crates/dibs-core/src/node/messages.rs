@@ -44,7 +44,7 @@ pub enum ControlError {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Messages {
-    /// Those that wait for their turn, and get their numbers with it.
+    /// Messages that wait for their turn, and get their numbers with it.
     waiting: VecDeque<Message>,
     next_id: u32,
     seen: VecDeque<u32>,

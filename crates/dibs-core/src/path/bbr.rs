@@ -323,15 +323,14 @@ impl Bbr {
 
     /// Whether the round's round trips show a queue.
     fn is_queued(&self, ev: &AckEvent) -> bool {
-        let over = |rtt: Duration| rtt.saturating_sub(self.min_rtt.get().unwrap_or_default());
         let (least, most) = self.round.rtts();
-        let mut excess = least.map_or(Duration::ZERO, over);
+        let mut excess = least.map_or(Duration::ZERO, |least| self.excess(least));
         // Few datagrams are no queue: they may be late for other reasons.
         let may_overflow =
             self.loss.is_losing() && self.round.flight() >= INITIAL_DATAGRAMS * ev.mtu;
         if self.phase == Phase::Startup && may_overflow {
             // Who sends all that it may now and then overflows the queue, though it empties each time.
-            excess = over(most);
+            excess = self.excess(most);
         }
         // A sender that does not fill the path has not filled its queue either, unless it was let
         // send at many times the rate; and what has waited while no report came at all has waited
@@ -346,12 +345,16 @@ impl Bbr {
     /// so, now by one path and now by another.
     fn is_overfull(&self, ev: &AckEvent) -> bool {
         let empty = self.min_rtt.get().unwrap_or_default();
-        let (_, most) = self.round.rtts();
-        let excess = most.saturating_sub(empty);
+        let excess = self.excess(self.round.rtts().1);
         excess > empty.max(self.queue_limit(ev.mtu))
             && excess > 2 * self.round.pause()
             && self.round.flight() >= INITIAL_DATAGRAMS * ev.mtu
             && !self.round.has_idled()
+    }
+
+    /// Time for which a round trip is longer than that of an empty path.
+    fn excess(&self, rtt: Duration) -> Duration {
+        rtt.saturating_sub(self.min_rtt.get().unwrap_or_default())
     }
 
     fn set_rate(&mut self, rate: u64) {

@@ -86,9 +86,10 @@ impl Pacer {
         ((unused.as_nanos() << SCALE) / u128::from(self.per_byte)) as u64
     }
 
-    /// True if capacity has passed unused that nothing `held` back: more than may be caught up with.
-    pub(super) fn is_full(&self, now: Time, held: Time) -> bool {
-        now.since(self.used_until.max(held)) > self.depth()
+    /// True if more capacity has passed unused than may be caught up with, of that since `held_until`: before, something
+    /// else was in the way.
+    pub(super) fn is_full(&self, now: Time, held_until: Time) -> bool {
+        now.since(self.used_until.max(held_until)) > self.depth()
     }
 
     /// When there will be credit for `bytes`, at most a burst.
