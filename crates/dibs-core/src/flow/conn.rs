@@ -455,8 +455,7 @@ impl Conn {
     /// The connection came here from elsewhere: the kernels' numbers are to be compared. Those of an earlier time here say nothing
     /// any more.
     pub fn compare_anew(&mut self) {
-        self.numbers.get_or_insert_default();
-        self.forget_numbers();
+        self.numbers.get_or_insert_default().forget();
         if let Some(inc) = &mut self.inc {
             inc.ack_floor = AckFloor::default();
         }
@@ -534,9 +533,9 @@ impl Conn {
 
     /// A reset came or went: a connection that begins with the same ends has other numbers, and a kernel that knows nothing of it answers
     /// with numbers of its own.
-    fn forget_numbers(&mut self) {
+    fn end_numbers(&mut self) {
         if let Some(numbers) = &mut self.numbers {
-            numbers.forget();
+            numbers.end();
         }
     }
 
@@ -549,7 +548,7 @@ impl Conn {
         data: Option<usize>,
     ) -> Compared {
         if tcp.flags & flags::RST != 0 {
-            self.forget_numbers();
+            self.end_numbers();
             return Compared::Open;
         }
         if let Some(numbers) = &mut self.numbers {
@@ -612,7 +611,7 @@ impl Conn {
             *entered = None;
         }
         if segment.has(flags::RST) {
-            self.forget_numbers();
+            self.end_numbers();
         } else {
             self.window = segment.window;
         }

@@ -6,7 +6,8 @@
 //! where that is seen the numbers fit. They differ if that is not seen although the lowest data has come by the bump again, long after
 //! it came first, the local kernel has answered it, and neither has got on. A kernel that does not answer may not hear what the bump gives
 //! it, as behind a firewall. Only the end that the data comes to can tell: on a slow way it is long under way. They differ, too, if the
-//! local kernel has long said that it sent less than the peer's has acknowledged.
+//! local kernel has long said that it sent less than the peer's has acknowledged, or if it answers the peer's with numbers further away
+//! than any window reaches. Before that answer one of them may speak of a connection that had the same ends before.
 
 use std::mem;
 use std::time::Duration;
@@ -94,6 +95,8 @@ pub struct Numbers {
     /// Data went by a bump, either way.
     had_data: bool,
     given: Option<Given>,
+    /// Last word of the peer's kernel.
+    heard: Option<Time>,
     /// Moment at which the peer's kernel spoke first since one of them got on, while the local one was silent.
     unanswered: Option<Time>,
     /// Highest acknowledgements of both kernels, and number of the peer's data.
@@ -107,6 +110,8 @@ pub struct Numbers {
     differ: bool,
     /// They were compared, and are not compared again.
     over: bool,
+    /// A reset came or went, and the local kernel has said nothing since.
+    ended: bool,
 }
 
 impl Numbers {
@@ -146,8 +151,16 @@ impl Numbers {
         };
     }
 
+    /// Forgets everything but whether they differed, after a reset. Words of the peer's kernel count again once the local one has
+    /// spoken: what is late may be of the connection that is over.
+    pub fn end(&mut self) {
+        self.forget();
+        self.ended = true;
+    }
+
     /// Notes where the local kernel stands, which sends `by` this bump or another one.
     pub fn note_local(&mut self, segment: &Segment<'_>, end: SeqNumber, by: BumpId) {
+        self.ended = false;
         if end == segment.seq {
             self.note_bare(segment.seq);
         } else {
@@ -174,6 +187,9 @@ impl Numbers {
 
     /// Notes where the peer's kernel stands, by a segment with so many bytes of data or with a FIN, or by one without.
     pub fn note_peers(&mut self, seq: SeqNumber, tcp: &TcpFields<'_>, data: Option<usize>) {
+        if self.ended {
+            return;
+        }
         self.peers_seq = Some(seq);
         // A byte that the local kernel has may only ask whether that is still there (RFC 9293, 3.8.4): it is not ignored, and nothing
         // gets on by it.
@@ -185,7 +201,7 @@ impl Numbers {
 
     /// Compares where both kernels stand, as far as that is known, after a word of the local kernel, or of the peer's `by` a bump.
     pub fn compare(&mut self, now: Time, by: Option<BumpId>) -> Compared {
-        if self.over {
+        if self.over || self.ended {
             return Compared::Open;
         }
         self.begun.get_or_insert(now);
@@ -204,7 +220,13 @@ impl Numbers {
             undecided.any(|(_, apart)| apart.is_some_and(|apart| apart > least))
         };
         self.apart = is_further(NEAR);
-        if self.apart && is_strange || is_further(MOST_APART) {
+        let is_far = is_further(MOST_APART);
+        if by.is_some() {
+            self.heard = Some(now);
+        }
+        // Where ports are used again one kernel may speak here before the other one comes: only an answer decides.
+        let answers = |heard| by.is_none() && now.since(heard) < DECIDED_WITHIN;
+        if self.apart && is_strange || is_far && self.heard.is_some_and(answers) {
             (self.differ, self.over) = (true, true);
             return Compared::Differ;
         }
@@ -212,7 +234,7 @@ impl Numbers {
             (self.differ, self.over) = (false, true);
         }
         let is_silent = |given: Given| given.again && !given.answered;
-        let is_silent = self.sent_by.is_none() || self.given.is_some_and(is_silent);
+        let is_silent = is_far || self.sent_by.is_none() || self.given.is_some_and(is_silent);
         if by.is_some() && (is_silent || self.is_past_sent()) {
             let since = *self.unanswered.get_or_insert(now);
             if now.since(since) >= PATIENCE {
@@ -567,6 +589,33 @@ mod tests {
         numbers.forget();
         assert_eq!(say(&mut numbers, ms, [1000, rests], 0), Compared::Open);
         let far = [1000, rests + (1 << 28)];
-        assert_eq!(hear(&mut numbers, ms, far, None), Compared::Differ);
+        assert_eq!(hear(&mut numbers, ms, far, None), Compared::Open);
+        let answer = say(&mut numbers, ms, [1000, rests], 0);
+        assert_eq!(answer, Compared::Differ);
+    }
+
+    /// Another connection of the same ends is about to come from plain, and the peer's end of it is here first.
+    #[test]
+    fn numbers_far_apart_are_those_of_one_connection_once_the_local_kernel_answers() {
+        let mut numbers = Numbers::default();
+        assert_eq!(say(&mut numbers, 0, [1000, 500], 0), Compared::Open);
+        let far = [1000 + (1 << 30), 500 + (1 << 29)];
+        for (ms, asked) in [(0, Compared::Open), (550, Compared::Ask)] {
+            assert_eq!(hear(&mut numbers, ms, far, None), asked);
+        }
+        assert_eq!(say(&mut numbers, 551, far, 0), Compared::Open);
+        assert!(numbers.is_over() && !numbers.differ());
+    }
+
+    #[test]
+    fn what_is_late_after_a_reset_does_not_count() {
+        let mut numbers = Numbers::default();
+        assert_eq!(say(&mut numbers, 0, [1000, 500], 0), Compared::Open);
+        numbers.end();
+        assert_eq!(hear(&mut numbers, 1, [1000, 500], None), Compared::Open);
+        let next = [1000 + (1 << 30), 500 + (1 << 29)];
+        assert_eq!(say(&mut numbers, 2, next, 0), Compared::Open);
+        assert_eq!(hear(&mut numbers, 3, next, None), Compared::Open);
+        assert!(numbers.is_over() && !numbers.differ());
     }
 }

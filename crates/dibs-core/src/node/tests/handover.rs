@@ -430,8 +430,10 @@ fn a_kernel_that_said_nothing_is_asked_once_the_peers_goes_on() {
         assert_eq!(asked(&pair), expected, "before {wait} ms");
         pair.run(Duration::from_millis(wait - 10));
     }
-    // What it says at last is strange, and both ends know it.
+    // What it says at last is strange, and both ends know it once the other one has answered.
     pair.send_ack(1, 1 << 30);
+    pair.run(Duration::from_millis(10));
+    pair.send(0, 1001, &text(1000), 0, 1);
     pair.run(Duration::from_millis(10));
     let said = |host: usize| pair.nodes[host].conns()[0].renumbered;
     assert_eq!([said(0), said(1)], [true; 2]);
