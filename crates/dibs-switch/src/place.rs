@@ -221,6 +221,11 @@ impl Place {
         std::mem::replace(&mut self.followed, bump)
     }
 
+    /// Forgets which bump its mark said: nothing but a SYN went by it, so it leaves nothing behind there.
+    pub(crate) fn forget_mark(&mut self) {
+        (self.written, self.followed) = (None, None);
+    }
+
     /// Bump that its entry had, if it was on one, and whether that was a choice. `asked`: a choice is not there yet, because
     /// the peer is still asked for its part.
     pub(crate) fn had(&self, asked: bool) -> Option<(Option<BumpId>, bool)> {

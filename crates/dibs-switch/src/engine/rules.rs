@@ -313,9 +313,7 @@ async fn begin_plain<M: Machine>(m: &M, lives: &[M::Live]) -> Result<(), M::Faul
         let waiting = lives.iter().filter(waits);
         let on_bump = waiting.inspect(|live| {
             // What comes by the bump yet is no straggler, but the answer to its SYN, of which plain knows nothing.
-            update(m, &live.pair(), |conn| {
-                conn.place.handle_followed(None);
-            });
+            update(m, &live.pair(), |conn| conn.place.forget_mark());
             m.marked(live).iter().for_each(|_| m.tell(News::RuleWaits));
         });
         on_bump.map(|live| Mark::moved(live.pair(), None)).collect()
