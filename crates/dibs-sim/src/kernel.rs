@@ -205,6 +205,9 @@ impl Kernel {
                 }
             }
         }
+        if self.challenges(&packet) {
+            return Ok(());
+        }
         let heard = self.hear(&packet);
         self.device.received.extend(heard.before);
         if !heard.withheld {
@@ -212,6 +215,16 @@ impl Kernel {
         }
         self.repeat(heard.repetition);
         Ok(())
+    }
+
+    /// True for a reset in answer to an acknowledgement that is not this kernel's last one. Linux challenges it (RFC 5961, 3.2), smoltcp
+    /// takes it if it lies in the window.
+    fn challenges(&self, packet: &[u8]) -> bool {
+        offload::tcp(packet).is_some_and(|s| {
+            let track = self.tracks.get(&s.tuple.reversed());
+            let is_answer = s.flags & (flags::RST | flags::ACK) == flags::RST;
+            is_answer && track.is_some_and(|track| track.acked.is_some_and(|acked| acked != s.seq))
+        })
     }
 
     /// Makes smoltcp answer a segment from outside its window as Linux does: it drops one with an old acknowledgement before it looks
@@ -224,7 +237,8 @@ impl Kernel {
                 .acked
                 .filter(|_| may_be_answered && track.una.is_after(s.ack))?;
             // A probe of a closed window, or bytes that it has.
-            let asks = s.flags == flags::ACK && (s.window == 0) == s.payload.is_empty();
+            let plain = s.flags & !flags::PSH == flags::ACK;
+            let asks = plain && (s.window == 0) == s.payload.is_empty();
             (track::is_outside(s.seq, acked) || asks && acked.is_after(s.seq)).then_some(track.una)
         });
         match una {

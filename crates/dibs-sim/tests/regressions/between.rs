@@ -389,3 +389,26 @@ fn seeds_that_failed_keep_all_promises() {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
 }
+
+/// Faults where a connection begins or ends:
+///
+/// - Ports used again were taken for a renumbered connection, by what one end had heard of the connection before (57000002796,
+///   58000017007, 923063, 53000001598, 52000002166, 56000006835, 2199090023200).
+/// - A connection whose SYN had gone by its bump was let out directly, and took the answer by the bump for a straggler (58000029892).
+/// - The simulator's kernel took a reset for its own that Linux challenges (60000026098).
+#[test]
+fn connections_that_begin_and_end_keep_all_promises() {
+    for seed in [
+        57_000_002_796,
+        58_000_017_007,
+        923_063,
+        53_000_001_598,
+        52_000_002_166,
+        56_000_006_835,
+        58_000_029_892,
+        2_199_090_023_200,
+        60_000_026_098,
+    ] {
+        dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
+    }
+}
