@@ -727,7 +727,7 @@ fn a_connection_through_nat64_is_refused_with_that_reason() {
         Households::run(1, |net| {
             let end = SocketAddr::from(([0x64, 0xff9b, 0, 0, 0, 0, 0xcb00, 0x7107], 7000));
             net.internet
-                .run(&format!("ip address add {}/128 dev lo", end.ip()))?;
+                .run(&format!("ip address add {}/128 dev lo nodad", end.ip()))?;
             let a = &net.homes[0].node;
             let mut conn = connect(&a.host, &net.internet, end)?;
             let said = a.refused(&["enable", "--dport", "7000", "--bump", "seal"])?;
