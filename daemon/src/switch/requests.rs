@@ -138,6 +138,9 @@ async fn serve(
     })
 }
 
+/// Connections that a refusal of `cleanup` names, each with its reason.
+const MOST_NAMED: usize = 8;
+
 /// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
 /// takes `force`.
 async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
@@ -148,18 +151,26 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         told.retain(|live| up[live.peer]);
         Ok(told)
     };
-    let lives = told().await?;
     if !force {
-        let stuck = engine::knocks::refusals(daemon, &lives).await?;
-        if let Some((pair, why)) = stuck.iter().next() {
+        // Those to peers without a session, too, of which nobody can say whether plain carries them.
+        let stuck = engine::knocks::refusals(daemon, &on_bumps(daemon).await?).await?;
+        if !stuck.is_empty() {
+            let named = stuck.iter().take(MOST_NAMED);
+            let named: Vec<String> = named
+                .map(|(pair, why)| format!("the one from {pair}: {why}"))
+                .collect();
+            let others = match stuck.len() - named.len() {
+                0 => String::new(),
+                others => format!("; and {others} others"),
+            };
             bail!(refused(format!(
-                "{} connection(s) would break, so nothing was changed: the one from {pair}: {why}; --force \
-                 removes everything anyway",
+                "{} connection(s) would break, so nothing was changed: {}{others}; --force removes everything anyway",
                 stuck.len(),
+                named.join("; "),
             )));
         }
     }
-    take_to_plain(daemon, &lives).await?;
+    take_to_plain(daemon, &told().await?).await?;
     daemon.state.borrow_mut().rules.suspend();
     steering::steer(daemon).await?;
     // Until then connections began on bumps, by rules.

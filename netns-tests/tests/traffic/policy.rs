@@ -149,6 +149,36 @@ fn cleanup_lets_go_of_what_a_daemon_left_that_runs_no_more() {
 }
 
 #[test]
+fn cleanup_without_a_session_is_refused_and_names_what_would_break() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talks = [net.talk(7000)?, net.talk(7001)?];
+            for (port, talk) in [7000, 7001].into_iter().zip(&talks) {
+                net.a.enable(port)?;
+                net.wait_bump(port, "scramble")?;
+                talk.advance(256 << 10)?;
+            }
+            net.b.stop(Signal::SIGKILL)?;
+            net.a.stop(Signal::SIGTERM)?;
+            net.a.start()?;
+            let said = net.a.refused(&["cleanup"])?;
+            let named = [7000, 7001]
+                .iter()
+                .all(|port| said.contains(&server(*port).to_string()));
+            ensure!(named && said.contains("no session with the peer"), "{said}");
+            net.b.start()?;
+            net.wait_established()?;
+            for (port, talk) in [7000, 7001].into_iter().zip(talks) {
+                talk.advance(256 << 10)?;
+                ensure!(net.a.bumps(port)? == ["scramble"]);
+                talk.finish()?;
+            }
+            Ok(())
+        })
+    });
+}
+
+#[test]
 fn enable_without_a_session_is_refused_and_changes_nothing() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
