@@ -447,8 +447,8 @@ impl Refusal {
 fn words(answer: Answer) -> &'static str {
     match answer {
         Ok((Outcome::NotHeard, _)) => {
-            "the network does not carry it in plain: a router or firewall on the way translates it (NAT), or \
-             does not know it"
+            "the network does not carry it in plain: a router or firewall on the way translates it (NAT) or \
+             does not know it, or a host is too busy to show it within 2 s"
         }
         Ok((Outcome::NoConnection | Outcome::OtherSocket, _)) => {
             "the peer does not know this connection, or knows it by other addresses (NAT)"
