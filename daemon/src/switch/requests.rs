@@ -161,7 +161,7 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
                 .collect();
             let others = match stuck.len() - named.len() {
                 0 => String::new(),
-                others => format!("; and {others} others"),
+                others => format!("; and {others} more"),
             };
             bail!(refused(format!(
                 "{} connection(s) would break, so nothing was changed: {}{others}; --force removes everything anyway",
