@@ -13,10 +13,16 @@ type Part = (&'static str, &'static [&'static str]);
 
 const CHECK: &str = "check";
 const SWITCHES: &str = "switches";
-const PARTS: [Part; 10] = [
+/// First seed of the simulator's histories with routers between the hosts (`dibs_sim::history::BETWEEN`).
+const ROUTERS: &str = "1099511627776";
+const PARTS: [Part; 11] = [
     (CHECK, &[]),
     ("model", &["model"]),
     ("sim", &["sim", "--seeds", "20000"]),
+    (
+        "sim-routers",
+        &["sim", "--seed", ROUTERS, "--seeds", "50000"],
+    ),
     (SWITCHES, &[]),
     ("fuzz", &["fuzz", "--seconds", "60"]),
     ("aarch64", &["aarch64"]),

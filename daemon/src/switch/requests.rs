@@ -138,8 +138,30 @@ async fn serve(
     })
 }
 
-/// Connections that a refusal of `cleanup` names, each with its reason.
+/// Connections that [`breaks_in_plain`] names, each with its reason.
 const MOST_NAMED: usize = 8;
+
+/// Words for the connections on bumps that plain does not carry, or of which nobody can say whether it does, since their peers
+/// have no session.
+pub(super) async fn breaks_in_plain(daemon: &Daemon) -> anyhow::Result<Option<String>> {
+    let stuck = engine::knocks::refusals(daemon, &on_bumps(daemon).await?).await?;
+    if stuck.is_empty() {
+        return Ok(None);
+    }
+    let named = stuck.iter().take(MOST_NAMED);
+    let named: Vec<String> = named
+        .map(|(pair, why)| format!("the one from {pair}: {why}"))
+        .collect();
+    let others = match stuck.len() - named.len() {
+        0 => String::new(),
+        others => format!("; and {others} more"),
+    };
+    Ok(Some(format!(
+        "{} connection(s) may break: {}{others}",
+        stuck.len(),
+        named.join("; "),
+    )))
+}
 
 /// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
 /// takes `force`.
@@ -151,24 +173,10 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         told.retain(|live| up[live.peer]);
         Ok(told)
     };
-    if !force {
-        // Those to peers without a session, too, of which nobody can say whether plain carries them.
-        let stuck = engine::knocks::refusals(daemon, &on_bumps(daemon).await?).await?;
-        if !stuck.is_empty() {
-            let named = stuck.iter().take(MOST_NAMED);
-            let named: Vec<String> = named
-                .map(|(pair, why)| format!("the one from {pair}: {why}"))
-                .collect();
-            let others = match stuck.len() - named.len() {
-                0 => String::new(),
-                others => format!("; and {others} more"),
-            };
-            bail!(refused(format!(
-                "{} connection(s) would break, so nothing was changed: {}{others}; --force removes everything anyway",
-                stuck.len(),
-                named.join("; "),
-            )));
-        }
+    if !force && let Some(breaks) = breaks_in_plain(daemon).await? {
+        bail!(refused(format!(
+            "nothing was changed: {breaks}; --force removes everything anyway"
+        )));
     }
     take_to_plain(daemon, &told().await?).await?;
     daemon.state.borrow_mut().rules.suspend();

@@ -14,7 +14,7 @@ use dibs_policy::Backstop;
 use dibs_switch::conns::host_id;
 use dibs_switch::engine::{self, tasks};
 use dibs_switch::table::Conn;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, interval_at, timeout};
 
 use crate::control::{Caller, ROOT, metrics, socket};
@@ -28,7 +28,7 @@ use crate::kernel::{Kernel, Steerer, connections};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::{Saved, StateFile};
 use crate::switch::{
-    Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths,
+    Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths, requests,
     rule_changes, sessions, startup, steering,
 };
 
@@ -196,8 +196,12 @@ async fn main_loop(
     listener: tokio::net::UnixListener,
     notices: Notices,
 ) -> anyhow::Result<End> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+    let [terminate, interrupt] = signals;
+    let mut stops = Stops {
+        terminate: terminate?,
+        interrupt: interrupt?,
+    };
     let hang_up = signal(SignalKind::hangup())?;
     let own = || Rc::clone(daemon);
     tokio::task::spawn_local(socket::serve(own(), listener));
@@ -221,10 +225,60 @@ async fn main_loop(
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
     tokio::select! {
-        _ = terminate.recv() => Ok(End::Stop),
-        _ = interrupt.recv() => Ok(End::Stop),
+        () = stops.meant(daemon) => Ok(End::Stop),
         () = daemon.wakers.woken(Task::Restart) => Ok(End::Restart),
         _ = &mut data_path => Err(anyhow!("the data path has ended")),
+    }
+}
+
+/// Time that a stop waits at most for the peers to say what plain carries; systemd gives it 15 s in all.
+const STOP_ASKS: Duration = Duration::from_secs(6);
+
+/// Signals that stop a daemon.
+struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stops {
+    /// Waits for the next one; true if it is SIGINT, which a terminal sends.
+    async fn next(&mut self) -> bool {
+        tokio::select! {
+            _ = self.terminate.recv() => false,
+            _ = self.interrupt.recv() => true,
+        }
+    }
+
+    /// Waits until a stop is meant. With `fail = "open"` it takes connections to plain, so it says first which may break by that; SIGINT
+    /// has to come again then, as `cleanup` asks for `--force`.
+    async fn meant(&mut self, daemon: &Daemon) {
+        let by_hand = self.next().await;
+        if daemon.config.daemon.fail != dibs_settings::Fail::Open {
+            return;
+        }
+        let asked = timeout(STOP_ASKS, requests::breaks_in_plain(daemon));
+        let breaks = tokio::select! {
+            _ = self.next() => return,
+            breaks = asked => breaks,
+        };
+        let breaks = match breaks {
+            Ok(Ok(None)) => return,
+            Ok(Ok(Some(breaks))) => breaks,
+            Ok(Err(fault)) => format!("connections on bumps may break: {fault:#}"),
+            Err(_) => format!(
+                "connections on bumps may break: the peers did not say within {} s what plain carries",
+                STOP_ASKS.as_secs()
+            ),
+        };
+        let and = match by_hand {
+            true => "; dibsd goes on: SIGINT again stops it anyway",
+            false => "",
+        };
+        let text = format!("with fail = \"open\" a stop takes connections to plain; {breaks}{and}");
+        daemon.events.tell("stop", text, &[]);
+        if by_hand {
+            self.next().await;
+        }
     }
 }
 

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_netns::wait_until;
-use netns_tests::daemon::wait;
+use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::isolated;
-use netns_tests::routed::{Routed, Router, exchange};
+use netns_tests::routed::{Routed, Router, exchange, server};
 use netns_tests::traffic::{SETTLED, Talk};
+use nix::sys::signal::Signal;
 
 /// Bytes of an exchange, and of many windows.
 const SOME: usize = 200_000;
@@ -52,7 +53,7 @@ fn stays(router: Router) -> Result<()> {
             check(net, "disabled")?;
         }
         let said = net.a.refused(&["cleanup"])?;
-        ensure!(said.contains("would break"), "{said}");
+        ensure!(said.contains("may break"), "{said}");
         check(net, "cleaned up")?;
         let said = net.a.refused(&["rule", "del", &id])?;
         ensure!(
@@ -64,7 +65,7 @@ fn stays(router: Router) -> Result<()> {
         check(net, "without its rule")?;
         // The state of it outlives the daemons.
         for _ in 0..2 {
-            net.a.stop(nix::sys::signal::Signal::SIGKILL)?;
+            net.a.stop(Signal::SIGKILL)?;
             net.a.start()?;
             net.a.wait_until_joined(1)?;
             check(net, "with another daemon")?;
@@ -83,6 +84,48 @@ fn stays(router: Router) -> Result<()> {
 #[test]
 fn a_connection_that_a_router_translates_stays() {
     isolated(|| stays(Router::Nat));
+}
+
+/// A stop takes connections to plain then, and those that a router has not seen break: it is said before, and Ctrl-C has to come again.
+#[test]
+fn a_stop_with_fail_open_says_first_which_connections_break() {
+    isolated(|| {
+        Routed::run(Router::Nat, |net| {
+            let config = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
+            net.a
+                .configure(&config.replacen("[daemon]\n", "[daemon]\nfail = \"open\"\n", 1))?;
+            net.a.stop(Signal::SIGTERM)?;
+            net.a.start()?;
+            net.a.wait_until_joined(1)?;
+            add_rule(net, "7000")?;
+            let mut conn = net.connect(7000)?;
+            exchange(&mut conn, FEW)?;
+            net.a.wait_bump(7000, "seal")?;
+            let warned = |node: &Node, how: &str| {
+                let log = node.log();
+                let lines = log
+                    .lines()
+                    .filter(|line| line.contains("connection(s) may break"));
+                let lines = lines.filter(|line| line.contains(&server(7000).to_string()));
+                lines
+                    .filter(|line| line.contains("in plain") && line.contains(how))
+                    .count()
+            };
+            net.a.signal(Signal::SIGINT)?;
+            let again = "SIGINT again stops it anyway";
+            wait_until(SOON, "a warning", || warned(&net.a, again) == 1)?;
+            exchange(&mut conn, FEW)?;
+            ensure!(net.a.bumps(7000)? == ["seal"]);
+            net.a.stop(Signal::SIGINT)?;
+            net.a.start()?;
+            net.a.wait_until_joined(1)?;
+            let mut conn = net.connect(7000)?;
+            exchange(&mut conn, FEW)?;
+            net.a.stop(Signal::SIGTERM)?;
+            ensure!(warned(&net.a, "") == 2, "{}", net.a.log());
+            net.a.start()
+        })
+    });
 }
 
 #[test]
@@ -239,7 +282,7 @@ fn while_the_peer_does_not_answer_nothing_goes_to_plain() {
             exchange(&mut conn, FEW)?;
             net.a.enable(7000)?;
             exchange(&mut conn, FEW)?;
-            net.b.stop(nix::sys::signal::Signal::SIGKILL)?;
+            net.b.stop(Signal::SIGKILL)?;
             let said = net.a.refused(&["disable", "--dport", "7000"])?;
             ensure!(said.contains("--force"), "{said}");
             net.b.start()?;

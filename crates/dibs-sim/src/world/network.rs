@@ -12,7 +12,7 @@ use dibs_netem::rng::mix;
 use dibs_netem::{Cause, Fate};
 use dibs_settings::BumpId;
 use dibs_wire::FlowKey;
-use dibs_wire::packet::flags;
+use dibs_wire::packet::{Segment, flags};
 use smoltcp::socket::tcp::State;
 
 use super::route::Crossed;
@@ -134,6 +134,13 @@ impl World {
     fn required(&self, host: usize, pair: &FlowKey) -> Option<BumpId> {
         let conn = self.conn_of(host, pair);
         self.conns[conn?].plan.require[host]
+    }
+
+    /// True if a call in plain is of a stranger behind the peer's public address, for whom rules hold no requirement: the model has only
+    /// the one socket, which waits for the peer's.
+    pub(super) fn is_anothers(&self, host: usize, call: &Segment<'_>) -> bool {
+        let pair = call.tuple.reversed();
+        self.required(host, &pair).is_some() && self.hosts[host].steering.requires(&pair).is_none()
     }
 
     /// Whether what comes by a bump pulls a connection there. Where only one end requires the bump,
