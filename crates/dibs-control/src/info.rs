@@ -129,7 +129,7 @@ pub struct PeerInfo {
     /// Places where it listens, as the configuration says it.
     #[serde(default)]
     pub endpoints: Vec<EndpointInfo>,
-    /// Why the state is not "established".
+    /// Why the state is not "established", or a trusted path does not open that the peer asks for.
     pub reason: Option<String>,
 }
 

@@ -191,7 +191,9 @@ fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -
 
 fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<String> {
     if peer_state(seen) == PeerState::Established {
-        return None;
+        let misdirected = seen.misdirected.iter();
+        let reasons = misdirected.map(|(path, to)| paths::misdirected(daemon, *path, *to));
+        return reasons.reduce(|before, next| format!("{before}; {next}"));
     }
     if let Some(behind) = daemon.state.borrow().peers[index].outdated {
         return Some(outdated(behind));

@@ -190,16 +190,8 @@ fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
                 &[("peer", name)],
             );
         }
-        Event::Path { peer, path, state } => {
-            let name = daemon.config.paths[path].name.clone();
-            let peer = daemon.peer_name(peer).to_owned();
-            let because = paths::because(daemon, path, state);
-            daemon.events.tell(
-                "path",
-                format!("path {name} to peer {peer} is {state}{because}"),
-                &[("path", name), ("peer", peer), ("state", state.to_owned())],
-            );
-        }
+        Event::Path { peer, path, state } => paths::tell_state(daemon, peer, path, state),
+        Event::Misdirected { peer, path, to } => paths::tell_misdirected(daemon, peer, path, to),
         Event::Renumbered { bump, tuple } => {
             let daemon = Rc::clone(daemon);
             tokio::task::spawn_local(async move {

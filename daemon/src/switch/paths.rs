@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use dibs_config::{Rate, Volume};
+use dibs_config::{PathConfig, Rate, Volume};
 use dibs_control::{
     EndpointInfo, ErrorKind, Failure, Measure, Measured, PathChange, PathCount, PathInfo,
     PathState, Preferences,
@@ -442,7 +442,7 @@ fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
 }
 
 /// Reason for a path's state, as its event gives it.
-pub(crate) fn because(daemon: &Daemon, path: usize, state: &str) -> String {
+fn because(daemon: &Daemon, path: usize, state: &str) -> String {
     if !["suspect", "down"].contains(&state) {
         return String::new();
     }
@@ -451,6 +451,57 @@ pub(crate) fn because(daemon: &Daemon, path: usize, state: &str) -> String {
     let silent = || format!("{SILENT} (no Internet there, UDP is blocked, or the peer is away)");
     let why = why.or_else(|| daemon.host.lack_of_path(path));
     format!(": {}", why.unwrap_or_else(silent))
+}
+
+/// Tells the user the state of a path to a peer.
+pub(crate) fn tell_state(daemon: &Daemon, peer: usize, path: usize, state: &str) {
+    let name = daemon.config.paths[path].name.clone();
+    let peer = daemon.peer_name(peer).to_owned();
+    let because = because(daemon, path, state);
+    daemon.events.tell(
+        "path",
+        format!("path {name} to peer {peer} is {state}{because}"),
+        &[("path", name), ("peer", peer), ("state", state.to_owned())],
+    );
+}
+
+/// Tells the user why a trusted path does not open.
+pub(crate) fn tell_misdirected(daemon: &Daemon, peer: usize, path: usize, to: IpAddr) {
+    let name = daemon.config.paths[path].name.clone();
+    let why = misdirected(daemon, path, to);
+    let peer = daemon.peer_name(peer).to_owned();
+    daemon.events.tell(
+        "path_misdirected",
+        format!("peer {peer}: {why}"),
+        &[("path", name), ("peer", peer)],
+    );
+}
+
+/// Reason why a trusted path does not open that a peer asks for at this address.
+pub(crate) fn misdirected(daemon: &Daemon, path: usize, to: IpAddr) -> String {
+    let inventory = daemon.host.inventory();
+    let is_at = |path: &PathConfig| {
+        let own = inventory.of_path(path);
+        path.public.contains(&to) || own.is_some_and(|own| own.addresses.contains(&to))
+    };
+    let (own, paths) = (&daemon.config.paths[path], &daemon.config.paths);
+    let of: Vec<&str> = { paths.iter().filter(|path| is_at(path)) }
+        .map(|path| path.name.as_str())
+        .collect();
+    let whose = match of[..] {
+        [] => format!(
+            "no address of it: if a router or cloud translates that, write public = [\"{to}\"] in its [[path]]"
+        ),
+        [other] => format!("an address of path {other}: something on the way leads it astray"),
+        _ => format!(
+            "an address of the paths {}: write in [[peer]] at which endpoint the peer is",
+            of.join(" and ")
+        ),
+    };
+    format!(
+        "trusted path {} does not open: the peer asks for it at {to}, {whose}",
+        own.name
+    )
 }
 
 /// Said of a path whose peer is silent.

@@ -134,7 +134,7 @@ fn a_trusted_path_is_asked_for_anew_from_where_the_host_is_seen() {
 }
 
 #[test]
-fn where_addresses_are_translated_a_trusted_path_needs_the_endpoint() {
+fn where_addresses_are_translated_a_trusted_path_needs_the_endpoint_or_that_address() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
             edit(&net.a, |config| config.replace("10.0.1.2:", "10.0.1.99:"))?;
@@ -159,10 +159,24 @@ fn where_addresses_are_translated_a_trusted_path_needs_the_endpoint() {
                 .map(|path| &path["name"])
                 .collect();
             ensure!(names == ["wlan"], "{paths:#}");
-            net.b.stop(Signal::SIGTERM)?;
-            net.b.configure(&with_endpoints)?;
-            net.b.start()?;
-            net.wait_established()
+            let words = "trusted path eth does not open: the peer asks for it at 10.0.1.99, no address of it";
+            ensure!(net.b.log().matches(words).count() == 1, "{}", net.b.log());
+            let diagnosis = net.b.diagnosis("session")?;
+            ensure!(diagnosis.contains(words), "{diagnosis}");
+            let without = std::fs::read_to_string(net.b.directory().join("dibsd.toml"))?;
+            let named = "name = \"eth\"\n";
+            let public = without.replacen(named, &format!("{named}public = [\"10.0.1.99\"]\n"), 1);
+            for config in [with_endpoints, public] {
+                net.b.stop(Signal::SIGTERM)?;
+                net.b.configure(&config)?;
+                net.b.start()?;
+                net.wait_established()?;
+                let trust = net.a.path("eth")?["trust"].clone();
+                ensure!(trust == "trusted", "{trust}");
+                let peers = net.b.ctl(&["peer", "list"])?;
+                ensure!(peers[0]["reason"].is_null(), "{peers:#}");
+            }
+            Ok(())
         })
     });
 }

@@ -132,7 +132,7 @@ impl Node {
                 now,
                 id,
                 Hosts::new(peer.prefixes, peer.accept, peer.appears_as),
-                PathSet::new(now, endpoints.collect(), smaller_key),
+                PathSet::new(now, id, endpoints.collect(), smaller_key),
                 &shared.setup,
             ));
         }

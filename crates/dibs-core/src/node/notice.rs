@@ -1,6 +1,7 @@
 //! What the owner is told.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
@@ -61,6 +62,16 @@ pub enum Event {
         path: usize,
         /// What it is now: "active", "suspect", "down", "joining".
         state: &'static str,
+    },
+    /// A trusted path does not come about: the peer asks for it at an address that does not tell that this is the path. Told once of an
+    /// address.
+    Misdirected {
+        /// The peer.
+        peer: usize,
+        /// The local path by which it asked.
+        path: usize,
+        /// The address.
+        to: IpAddr,
     },
     /// Other ports than before do not answer what the peer sends there: these are all.
     SilentPorts {
@@ -155,6 +166,12 @@ impl Event {
             (
                 Self::Path { peer, path, .. },
                 Self::Path {
+                    peer: of, path: by, ..
+                },
+            )
+            | (
+                Self::Misdirected { peer, path, .. },
+                Self::Misdirected {
                     peer: of, path: by, ..
                 },
             ) => peer == of && path == by,

@@ -16,10 +16,11 @@ pub(super) use self::joins::{Arrival, is_joining};
 pub(super) use self::link::{Link, PROOF_SPACING, Verdict, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
 use super::deadline::{Deadline, Reason};
+use super::notice::Event;
 use super::shared::{Setup, Shared};
 use crate::path::{PathState, TimeoutAction};
 use crate::path_index::PathIndex;
-use crate::session::PathId;
+use crate::session::{PathId, PeerId};
 use crate::time::Time;
 
 /// Bytes that a flow may send in one round, at most.
@@ -62,6 +63,9 @@ pub(super) struct PathSet {
     redial_at: Time,
     /// When a pacer lets the next data go.
     paced_until: Option<Time>,
+    peer: PeerId,
+    /// Trusted local paths that did not come about since, and by which address of this host the peer asked for each last.
+    misdirected: Vec<(PathIndex, IpAddr)>,
 }
 
 impl Index<usize> for PathSet {
@@ -81,6 +85,7 @@ impl IndexMut<usize> for PathSet {
 impl PathSet {
     pub(super) fn new(
         now: Time,
+        peer: PeerId,
         endpoints: Vec<(PathIndex, SocketAddr)>,
         smaller_key: bool,
     ) -> Self {
@@ -92,6 +97,8 @@ impl PathSet {
             next_seq: Box::new([0; 256]),
             redial_at: now,
             paced_until: None,
+            peer,
+            misdirected: Vec::new(),
         }
     }
 
@@ -208,6 +215,25 @@ impl PathSet {
         addresses
             .find(|own| own.is_ipv4() == public.is_ipv4())
             .copied()
+    }
+
+    /// Trusted local paths that did not come about, by the address of this host at which the peer asked for each.
+    pub(super) fn misdirected(&self) -> &[(PathIndex, IpAddr)] {
+        &self.misdirected
+    }
+
+    /// Notes that a trusted path does not come about, since the peer asked for it at this address; the owner is told of another one.
+    fn note_misdirected(&mut self, shared: &mut Shared, path: PathIndex, to: IpAddr) {
+        if self.misdirected.contains(&(path, to)) {
+            return;
+        }
+        self.misdirected.retain(|(of, _)| *of != path);
+        self.misdirected.push((path, to));
+        shared.journal.events.push(Event::Misdirected {
+            peer: self.peer.index(),
+            path: path.get(),
+            to,
+        });
     }
 
     /// True if a path id is one of those that this end gives: the smaller key's are even.
@@ -374,7 +400,8 @@ impl PathSet {
         let Some(link) = self.iter().find(|l| l.id == id) else {
             return given_up;
         };
-        let (local, remote) = (link.local, link.remote);
+        let (local, remote, trusted) = (link.local, link.remote, link.trusted);
+        self.misdirected.retain(|(of, _)| *of != local || !trusted);
         let older = |l: &Link| l.id != id && l.is_of(local, remote);
         while let Some(at) = self.links.iter().position(older) {
             given_up.push(self.remove(at));

@@ -1,6 +1,6 @@
 //! What the user may see.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use dibs_settings::BumpId;
 use dibs_wire::{FlowKey, SeqNumber};
@@ -39,6 +39,8 @@ pub struct PeerSnapshot {
     pub bumps: Vec<CarriedBump>,
     /// Ports of this host that do not answer it.
     pub silent: Vec<SilentPort>,
+    /// Trusted local paths, by index, that did not come about, and the address of this host at which it asked for each last.
+    pub misdirected: Vec<(usize, IpAddr)>,
 }
 
 /// A path to a peer.
@@ -124,6 +126,9 @@ impl Node {
                 unacknowledged: p.in_flight.span(),
                 bumps: p.association.carried().to_vec(),
                 silent: p.receiver.silent.ports(),
+                misdirected: { p.paths.misdirected().iter() }
+                    .map(|(path, to)| (path.get(), *to))
+                    .collect(),
             })
             .collect()
     }

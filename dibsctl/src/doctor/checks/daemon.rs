@@ -48,8 +48,12 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
     }
     findings.extend(status.peers.iter().map(|peer| {
         let why = peer.reason.clone().unwrap_or_default();
-        let finding = match peer.state {
-            PeerState::Established => Finding::fine("session", "established"),
+        let finding = match (peer.state, &peer.reason) {
+            (PeerState::Established, None) => Finding::fine("session", "established"),
+            (PeerState::Established, Some(why)) => {
+                let advice = "see docs/nat.md, \"Addresses\"";
+                Finding::warning("session", why, advice)
+            }
             _ => Finding::failed(
                 "session",
                 format!("there is no session: {why}"),

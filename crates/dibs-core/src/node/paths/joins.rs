@@ -93,7 +93,7 @@ impl PathSet {
             return given_up;
         };
         if let Some(reason) = self.refusal(&shared.setup, arrival, trusted, to) {
-            shared.count(reason);
+            self.count_refusal(shared, reason, path, to);
             return given_up;
         }
         if self.numbers(id) || !self.resolve_crossed(path, from) {
@@ -128,11 +128,11 @@ impl PathSet {
         let id = link.id;
         let refused = match *frame {
             Frame::PathJoin { nonce, trusted, to } => {
-                let refused = self.refusal(&shared.setup, arrival, trusted, to);
-                if refused.is_none() {
-                    self.links[at].on_join(now, shared, nonce, trusted);
+                match self.refusal(&shared.setup, arrival, trusted, to) {
+                    Some(reason) => self.count_refusal(shared, reason, arrival.path, to),
+                    None => self.links[at].on_join(now, shared, nonce, trusted),
                 }
-                refused
+                None
             }
             Frame::PathAccept {
                 nonce,
@@ -180,6 +180,14 @@ impl PathSet {
     fn may_ask_from(&self, setup: &Setup, arrival: Arrival) -> bool {
         let Arrival { path, from, .. } = arrival;
         !setup.local[path].trusted || self.is_endpoint(path, from) != Some(false)
+    }
+
+    /// Counts a path that the peer asked for at our address `to` and does not get.
+    fn count_refusal(&mut self, shared: &mut Shared, reason: Counter, path: PathIndex, to: IpAddr) {
+        shared.count(reason);
+        if reason == Counter::PathMisdirected {
+            self.note_misdirected(shared, path, to);
+        }
     }
 
     /// Why a path does not come about that the peer, which calls it `trusted`, asks for at our address

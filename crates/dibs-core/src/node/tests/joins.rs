@@ -102,10 +102,22 @@ fn where_addresses_are_translated_only_the_endpoint_opens_a_trusted_path() {
     pair.run(Duration::from_secs(5));
     assert_eq!(open(&pair), [None, Some(false)], "an untrusted one opens");
     assert!(count(&pair, Counter::PathMisdirected) > 2);
+    let misdirected = |pair: &Pair| pair.nodes[1].peers(pair.now)[0].misdirected.clone();
+    let to = addr(1, 0).ip();
+    assert_eq!(misdirected(&pair), [(0, to)]);
+    let told = std::mem::take(&mut pair.events[1]).into_iter();
+    let told = told.filter(|event| matches!(event, Event::Misdirected { .. }));
+    let once = Event::Misdirected {
+        peer: 0,
+        path: 0,
+        to,
+    };
+    assert_eq!(told.collect::<Vec<_>>(), [once]);
     // The first path gets the address that the peer writes to.
     pair.nodes[1].set_path_addresses(pair.now, 0, vec![addr(1, 0).ip()]);
     pair.run(Duration::from_secs(5));
     assert_eq!(open(&pair), [Some(true), Some(false)]);
+    assert_eq!(misdirected(&pair), []);
 
     let mut pair = disagreeing(|config| {
         behind_translation(config);
