@@ -130,3 +130,49 @@ fn live_connections_through_routers_to_a_container_move_by_either_end() {
         })
     });
 }
+
+/// A router before the server leads another port of its own to the service.
+#[test]
+fn connections_to_a_port_that_a_router_leads_to_another_one_move() {
+    isolated(|| {
+        Homes::run(|net| {
+            let to = "ip daddr 203.0.113.7 tcp dport 8443 dnat to 10.0.9.2:443";
+            net.internet
+                .run(&format!("nft insert rule ip cloud to {to}"))?;
+            let host = &net.laptops[0].host;
+            let ends = [SocketAddr::from(([10, 0, 9, 2], 443)), homes::server(8443)];
+            let talk = |from: u16| -> Result<Talk> {
+                let conn = connect_translated(geteuid(), from, host, &net.b.host, ends)?;
+                Talk::over(host, &net.b.host, conn)
+            };
+            let live = talk(FROM)?;
+            live.advance(SETTLED)?;
+            for by_server in [false, true] {
+                for bump in ["seal", "plain"] {
+                    match by_server {
+                        true => net.b.put_on(bump, "--sport", 443)?,
+                        false => net.laptops[0].put_on(bump, "--dport", 8443)?,
+                    }
+                    let on = [net.b.bumps(443)?, net.laptops[0].bumps(8443)?];
+                    ensure!(on == [[bump], [bump]], "{on:?}");
+                    live.advance(SETTLED)?;
+                }
+            }
+            live.finish()?;
+            // The server's rule knows the port that the service has.
+            let rule = net
+                .b
+                .ctl(&["rule", "add", "--sport", "443", "--bump", "seal"])?;
+            let new = talk(FROM + 1)?;
+            for bump in ["seal", "plain"] {
+                net.b.wait_bump(443, bump)?;
+                net.laptops[0].wait_bump(8443, bump)?;
+                new.advance(SETTLED)?;
+                if bump == "seal" {
+                    net.b.ctl(&["rule", "del", &rule["id"].to_string()])?;
+                }
+            }
+            new.finish()
+        })
+    });
+}
