@@ -44,7 +44,7 @@ pub struct Status {
     pub backstop: BackstopInfo,
 }
 
-/// A port whose kernel does not answer connections that come by a bump: most likely a firewall drops them.
+/// A port whose kernel does not answer connections that come by a bump, most likely for a firewall drops them, or refuses them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SilentPortInfo {
     /// The peer that calls, or whose port it is.
@@ -59,6 +59,9 @@ pub struct SilentPortInfo {
     pub here: bool,
     /// Connections of a port of this host that got no answer since it fell silent.
     pub connections: Option<u64>,
+    /// The kernel answers with RST, because nobody listens there.
+    #[serde(default)]
+    pub refuses: bool,
 }
 
 /// The table of nftables that is the daemon's own.

@@ -74,6 +74,8 @@ const KNOCK: u8 = 6;
 const MATCH: u8 = 7;
 const MEASURE: u8 = 8;
 const SEEK: u8 = 9;
+/// Bit beside a bump's number in SILENT: the port refuses.
+const REFUSES: u8 = 0x80;
 const NAMED: u8 = 1;
 const STAMPED: u8 = 1;
 const EXPLICIT: u8 = 1;
@@ -408,9 +410,9 @@ impl Message {
                 out.extend(sequence.to_be_bytes());
                 assert!(ports.len() <= MAX_SILENT, "a node names {MAX_SILENT} ports");
                 out.push(ports.len() as u8);
-                for Port { bump, port } in ports {
-                    out.push(bump.get());
-                    out.extend(port.to_be_bytes());
+                for at in ports {
+                    out.push(at.bump.get() | if at.refuses { REFUSES } else { 0 });
+                    out.extend(at.port.to_be_bytes());
                 }
             }
             Body::Knock(conns) => {
@@ -633,9 +635,12 @@ impl Reader<'_> {
             return Err(Malformed);
         }
         let port = |_| {
-            let bump = BumpId::new(self.u8()?).ok_or(Malformed)?;
-            let port = self.u16()?;
-            Ok(Port { bump, port })
+            let bump = self.u8()?;
+            Ok(Port {
+                bump: BumpId::new(bump & !REFUSES).ok_or(Malformed)?,
+                port: self.u16()?,
+                refuses: bump & REFUSES != 0,
+            })
         };
         (0..count).map(port).collect()
     }
@@ -738,13 +743,17 @@ mod tests {
             (bump.clone(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
             (
                 any::<u64>(),
-                proptest::collection::vec((bump, any::<u16>()), 0..=MAX_SILENT)
+                proptest::collection::vec((bump, any::<u16>(), any::<bool>()), 0..=MAX_SILENT)
             )
                 .prop_map(|(sequence, ports)| Body::Silent {
                     sequence,
                     ports: ports
                         .into_iter()
-                        .map(|(bump, port)| Port { bump, port })
+                        .map(|(bump, port, refuses)| Port {
+                            bump,
+                            port,
+                            refuses,
+                        })
                         .collect(),
                 }),
             knocks.prop_map(|knocks| {
@@ -834,20 +843,21 @@ mod tests {
 
     #[test]
     fn silent_ports_have_these_bytes() {
-        let port = |bump, port| Port {
+        let port = |bump, port, refuses| Port {
             bump: BumpId::new(bump).unwrap(),
             port,
+            refuses,
         };
         let message = Message {
             request: 9,
             body: Body::Silent {
                 sequence: 4,
-                ports: vec![port(1, 80), port(3, 5432)],
+                ports: vec![port(1, 80, false), port(3, 5432, true)],
             },
         };
         let expected = [
             &[1, 5, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 4, 2][..],
-            &[1, 0, 80, 3, 0x15, 0x38],
+            &[1, 0, 80, 0x83, 0x15, 0x38],
         ]
         .concat();
         assert_eq!(message.encode(), expected);

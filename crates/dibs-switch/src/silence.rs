@@ -1,4 +1,4 @@
-//! Ports of a host whose kernel does not answer what a peer sends there by a bump: which these are, and who knows of it.
+//! Ports of a host whose kernel does not answer, or refuses, what a peer sends there by a bump: which these are, and who knows of it.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +11,8 @@ pub struct Port {
     pub bump: BumpId,
     /// The port.
     pub port: u16,
+    /// The kernel answers with RST.
+    pub refuses: bool,
 }
 
 /// Ports that fell silent, and ports that answer again or are called no more.
@@ -63,8 +65,10 @@ impl Here {
     /// whether one listens there that has no room.
     pub fn settle(&mut self, is_busy: impl Fn(u16) -> bool) -> Change {
         let Self { silent, busy, .. } = self;
-        let has_no_room =
-            |port: &&Port| busy.contains(port) || !silent.contains(port) && is_busy(port.port);
+        let has_no_room = |port: &&Port| {
+            let is_news = !port.refuses && !silent.contains(port);
+            busy.contains(port) || is_news && is_busy(port.port)
+        };
         let (full, rest) = self
             .reported
             .iter()
@@ -138,9 +142,13 @@ impl There {
         self.ports.iter().copied()
     }
 
-    /// True if one is.
-    pub fn contains(&self, port: Port) -> bool {
-        self.ports.contains(&port)
+    /// True if this one is, and sends nothing.
+    pub fn contains(&self, bump: BumpId, port: u16) -> bool {
+        self.ports.contains(&Port {
+            bump,
+            port,
+            refuses: false,
+        })
     }
 }
 
@@ -150,7 +158,11 @@ mod tests {
 
     fn port(port: u16) -> Port {
         let bump = BumpId::new(3).unwrap();
-        Port { bump, port }
+        Port {
+            bump,
+            port,
+            refuses: false,
+        }
     }
 
     fn ports<const N: usize>(numbers: [u16; N]) -> Vec<Port> {
@@ -221,7 +233,8 @@ mod tests {
             there.handle_message(3, ports([80, 443])),
             change([443], [22])
         );
-        assert!(there.contains(port(443)) && !there.contains(port(22)));
+        let at = |number| there.contains(port(number).bump, number);
+        assert!(at(443) && !at(22));
         there.handle_restart();
         assert_eq!(there.ports().count(), 0);
         assert_eq!(there.handle_message(1, ports([80])), change([80], []));

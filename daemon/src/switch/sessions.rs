@@ -223,9 +223,11 @@ const PACE: Duration = Duration::from_secs(1);
 
 /// Takes what the node says of this host's ports.
 pub(crate) fn handle_report(daemon: &Daemon, peer: usize, ports: &[SilentPort]) {
-    let ports = ports
-        .iter()
-        .map(|&SilentPort { bump, port, .. }| Port { bump, port });
+    let ports = ports.iter().map(|port| Port {
+        bump: port.bump,
+        port: port.port,
+        refuses: port.refuses,
+    });
     let state = &mut daemon.state.borrow_mut().peers[peer];
     state.silent_here.handle_report(ports);
     daemon.wakers.wake(Task::Silence);
@@ -304,6 +306,8 @@ struct Saying {
     silent: &'static str,
     answers: &'static str,
     text: fn(&str, u16, &str, &str) -> String,
+    /// The same of a port that refuses.
+    refuses: fn(&str, u16, &str, &str) -> String,
 }
 
 const HERE: Saying = Saying {
@@ -313,6 +317,13 @@ const HERE: Saying = Saying {
         format!(
             "this host does not answer connections of peer {peer} to port {port} on {bump}: most likely a \
              firewall here drops what arrives on {device}; see dibsctl doctor"
+        )
+    },
+    refuses: |peer, port, bump, device| {
+        format!(
+            "this host refuses connections of peer {peer} to port {port} on {bump}: nothing here listens on it. If a router or a \
+             nat rule that does not mean {device} leads the port to another one, let rules of this host put them on {bump} \
+             (dibsctl rule add --sport, with the port of the service), and none of {peer}"
         )
     },
 };
@@ -326,13 +337,25 @@ const THERE: Saying = Saying {
              drops what arrives on {device}; run dibsctl doctor there"
         )
     },
+    refuses: |peer, port, bump, device| {
+        format!(
+            "{peer} refuses connections to its port {port} on {bump}: nothing there listens on it. If a router or a nat rule that \
+             does not mean {device} leads the port to another one, let rules of {peer} put them on {bump} (dibsctl rule add \
+             --sport, with the port of the service), and none of this host"
+        )
+    },
 };
 
 impl Saying {
     fn text(&self, daemon: &Daemon, peer: usize, port: Port) -> String {
         let bump = daemon.bumps.name_of(Some(port.bump));
         let device = port.bump.tun_name();
-        (self.text)(daemon.peer_name(peer), port.port, bump, &device)
+        let text = if port.refuses {
+            self.refuses
+        } else {
+            self.text
+        };
+        text(daemon.peer_name(peer), port.port, bump, &device)
     }
 }
 
@@ -377,13 +400,14 @@ pub(crate) fn silence_infos(daemon: &Daemon, seen: &[PeerSnapshot]) -> Vec<Silen
     let mut infos = Vec::new();
     let peers = &daemon.state.borrow().peers;
     for (peer, (state, seen)) in peers.iter().zip(seen).enumerate() {
-        let info = |Port { bump, port }, here| SilentPortInfo {
+        let info = |at: Port, here| SilentPortInfo {
             peer: daemon.peer_name(peer).to_owned(),
-            bump: daemon.bumps.name_of(bump).to_owned(),
-            device: bump.tun_name(),
-            port,
+            bump: daemon.bumps.name_of(at.bump).to_owned(),
+            device: at.bump.tun_name(),
+            port: at.port,
             here,
             connections: None,
+            refuses: at.refuses,
         };
         let calls = |at: &Port| {
             let mut counted = seen.silent.iter();
@@ -445,12 +469,14 @@ pub(crate) fn shown_late(daemon: &Daemon, rule: &Rule) -> Vec<String> {
 /// Why a connection on this bump does not come about, as far as the peer has told.
 pub(crate) fn silence_reason(daemon: &Daemon, live: &Live, bump: Option<BumpId>) -> Option<String> {
     let bump = bump.filter(|_| live.opening)?;
+    let peers = &daemon.state.borrow().peers;
+    let port = live.pair.dport;
+    let is_silent = peers[live.peer].silent_there.contains(bump, port);
     let port = Port {
         bump,
-        port: live.pair.dport,
+        port,
+        refuses: false,
     };
-    let peers = &daemon.state.borrow().peers;
-    let is_silent = peers[live.peer].silent_there.contains(port);
     is_silent.then(|| THERE.text(daemon, live.peer, port))
 }
 

@@ -1,9 +1,11 @@
 //! Services in containers of the server, which its nat table leads to: on bumps as others are.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
 
-use anyhow::{Result, ensure};
-use netns_tests::daemon::wait;
+use anyhow::{Result, bail, ensure};
+use dibs_netns::Host;
+use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::docker::{self, PORT};
 use netns_tests::homes::{self, Homes};
 use netns_tests::topology::server;
@@ -16,8 +18,33 @@ use socket2::{Domain, Socket, Type};
 /// Port that connections of both laptops come from.
 const FROM: u16 = 40_000;
 
+/// Has the service refuse a call.
+fn is_refused(host: &Host, service: SocketAddr) -> Result<()> {
+    let called = host.in_ns(|| TcpStream::connect_timeout(&service, SOON));
+    match called {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Waits until both hosts say that this port of `b` refuses what `a` calls by seal.
+fn tell_refusing(a: &Node, b: &Node, port: &str) -> Result<()> {
+    for (node, says) in [
+        (a, "refuses connections to its port"),
+        (b, "this host refuses"),
+    ] {
+        wait("the port to be told", || {
+            let told = node.diagnosis("daemon").unwrap_or_default();
+            [says, &format!("port {port} on seal"), "rule add --sport"]
+                .iter()
+                .all(|part| told.contains(part))
+        })?;
+    }
+    Ok(())
+}
+
 /// A connection to the container, on which both talk without end.
-fn talk(net: &Net, container: &dibs_netns::Host) -> Result<Talk> {
+fn talk(net: &Net, container: &Host) -> Result<Talk> {
     let ends = docker::connect(&net.a.host, container)?;
     Talk::over(&net.a.host, container, ends)
 }
@@ -131,6 +158,32 @@ fn live_connections_through_routers_to_a_container_move_by_either_end() {
     });
 }
 
+/// A nat rule that does not mean what comes by a bump leads nothing to the container that begins there. What has begun in plain it does.
+#[test]
+fn a_nat_rule_for_an_interface_needs_a_rule_of_the_server() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let container = net.container()?;
+            let leads = "-p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80";
+            net.b.host.shell(&format!(
+                "iptables -t nat -F DOCKER\niptables -t nat -A DOCKER -i eth0 {leads}"
+            ))?;
+            let made = net
+                .a
+                .ctl(&["rule", "add", "--dport", "8080", "--bump", "seal"])?;
+            is_refused(&net.a.host, server(PORT))?;
+            tell_refusing(&net.a, &net.b, "8080")?;
+            net.a.ctl(&["rule", "del", &made["id"].to_string()])?;
+            net.b
+                .ctl(&["rule", "add", "--sport", "8080", "--bump", "seal"])?;
+            let talk = talk(net, &container)?;
+            net.wait_bump(PORT, "seal")?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
 /// A router before the server leads another port of its own to the service.
 #[test]
 fn connections_to_a_port_that_a_router_leads_to_another_one_move() {
@@ -172,7 +225,11 @@ fn connections_to_a_port_that_a_router_leads_to_another_one_move() {
                     net.b.ctl(&["rule", "del", &rule["id"].to_string()])?;
                 }
             }
-            new.finish()
+            new.finish()?;
+            let laptop = &net.laptops[0];
+            laptop.ctl(&["rule", "add", "--dport", "8443", "--bump", "seal"])?;
+            is_refused(&laptop.host, homes::server(8443))?;
+            tell_refusing(laptop, &net.b, "8443")
         })
     });
 }

@@ -237,7 +237,7 @@ fn a_program_that_takes_no_connections_is_no_firewall() {
 
 /// Whoever is not there answers with RST, and a port that `accept` does not name is counted as refused.
 #[test]
-fn ports_where_nobody_listens_or_nobody_may_call_are_not_told() {
+fn a_port_where_nobody_listens_refuses_and_one_that_nobody_may_call_is_not_told() {
     isolated(|| {
         Setup::new()
             .rule("bump = \"seal\"\ndport = \"7000-7001\"")
@@ -260,9 +260,21 @@ fn ports_where_nobody_listens_or_nobody_may_call_are_not_told() {
                 })?;
                 let error = nobody.take_error()?.map(|error| error.kind());
                 ensure!(error == Some(ErrorKind::ConnectionRefused), "{error:?}");
-                ensure!(silent(&net.b, true)?.is_empty());
+                for (node, here) in [(&net.b, true), (&net.a, false)] {
+                    let ports = silent(node, here)?;
+                    let is_7001 = |at: &Value| {
+                        at["port"] == PORT + 1 && at["refuses"].as_bool() == Some(true)
+                    };
+                    ensure!(ports.len() == 1 && is_7001(&ports[0]), "{ports:?}");
+                }
                 ensure!(net.b.counter("connection_unanswered")? == 0);
-                Ok(())
+                let _listener = listen(net, PORT + 1)?;
+                let _answered = call(net, PORT + 1)?;
+                wait("the port to answer", || {
+                    let told = [silent(&net.b, true), silent(&net.a, false)];
+                    told.iter()
+                        .all(|told| told.as_ref().is_ok_and(Vec::is_empty))
+                })
             })
     });
 }

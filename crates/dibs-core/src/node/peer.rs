@@ -140,7 +140,7 @@ impl Peer {
         }
         let (receiver, mut cx) = self.receiving(now, shared);
         let key = receiver.conn(&mut cx, segment.tuple, bump);
-        receiver.on_local_answer(&mut cx, key, segment.tuple);
+        receiver.on_local_answer(&mut cx, key, segment);
         let (conn, _, floor) = cx.flows.with_ends(key).expect("it was just found");
         let begins = conn.note_segment(now, segment, session);
         let silenced = conn.silenced(segment);

@@ -13,6 +13,7 @@ mod tests;
 use std::time::Duration;
 
 use dibs_settings::BumpId;
+use dibs_wire::packet::{Segment, flags};
 use dibs_wire::{FlowKey, SeqNumber};
 
 use self::sink::incoming;
@@ -173,12 +174,22 @@ impl Receiver {
         }
     }
 
-    /// The local kernel sends something of the connection `tuple`.
-    pub(super) fn on_local_answer(&mut self, cx: &mut ReceiveCx<'_>, key: Key, tuple: FlowKey) {
-        if let Some(bump) = cx.flows.answer(key) {
-            self.silent.answered(bump, tuple.sport);
-            self.tell_silence(cx);
+    /// The local kernel sends a segment of a connection.
+    pub(super) fn on_local_answer(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        key: Key,
+        segment: &Segment<'_>,
+    ) {
+        let Some(bump) = cx.flows.answer(key) else {
+            return;
+        };
+        let port = segment.tuple.sport;
+        match segment.has(flags::RST) {
+            true => self.silent.refused(cx.now, (bump, port)),
+            false => self.silent.answered(bump, port),
         }
+        self.tell_silence(cx);
     }
 
     /// The local host says that it does not take what the peer sent for the connection `tuple`, as the local host

@@ -1,8 +1,10 @@
-//! Calls that the local kernel does not answer: a SYN of the peer went into the TUN, and nothing came out.
+//! Calls that the local kernel does not answer, or refuses: a SYN of the peer went into the TUN, and nothing came out, or RST.
 //!
 //! A kernel answers each SYN at once: with SYN and ACK, or with RST where nobody listens. Only a firewall keeps it
 //! silent, or a listener whose queue is full, which the owner can see. The TUN is a device of its own for the
 //! firewall, so a rule for the interface of a path does not let in what comes out of it, and nobody else would notice.
+//! Nor would anybody notice that the port is another one here: a router before this host leads it there in plain, or a
+//! nat rule for the interface of a path does.
 
 use std::time::Duration;
 
@@ -18,8 +20,10 @@ const PATIENCE: Duration = Duration::from_millis(900);
 const FORGET: Duration = Duration::from_secs(15 * 60);
 /// Ports of a peer that are kept, at most: a message names them all. More are counted only.
 pub const MAX_SILENT: usize = 32;
+/// Ports of them that refuse, at most: they give way to those that are silent.
+const MAX_REFUSING: usize = 8;
 
-/// A port of this host whose kernel does not answer what a peer sends there by a bump.
+/// A port of this host whose kernel does not answer what a peer sends there by a bump, or refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SilentPort {
     /// The bump that the calls came by.
@@ -28,6 +32,8 @@ pub struct SilentPort {
     pub port: u16,
     /// Connections that were called in vain since it fell silent.
     pub calls: u64,
+    /// The kernel answers with RST.
+    pub refuses: bool,
 }
 
 /// A SYN that the local kernel has not answered yet.
@@ -100,16 +106,38 @@ pub(super) struct SilentPorts {
 
 impl SilentPorts {
     /// A call got no answer, the first one of its connection or a later one; false if there is no room for its port.
-    pub(super) fn note(&mut self, now: Time, (bump, port): (BumpId, u16), first: bool) -> bool {
+    pub(super) fn note(&mut self, now: Time, at: (BumpId, u16), first: bool) -> bool {
+        if self.entries.len() == MAX_SILENT {
+            let refusing = { self.entries.iter() }.position(|entry| entry.port.refuses);
+            refusing.map(|entry| self.entries.remove(entry));
+        }
+        self.put(now, at, (first, false))
+    }
+
+    /// The kernel answered a call with RST.
+    pub(super) fn refused(&mut self, now: Time, at: (BumpId, u16)) {
+        let refusing = { self.entries.iter() }.filter(|entry| entry.port.refuses);
+        if refusing.count() < MAX_REFUSING || self.find(at).is_some() {
+            self.put(now, at, (true, true));
+        }
+    }
+
+    fn put(&mut self, now: Time, at: (BumpId, u16), (first, refuses): (bool, bool)) -> bool {
         let calls = u64::from(first);
-        if let Some(entry) = self.find(bump, port) {
+        if let Some(entry) = self.find(at) {
             entry.port.calls += calls;
             entry.last = now;
+            self.changed |= std::mem::replace(&mut entry.port.refuses, refuses) != refuses;
             return true;
         }
         let has_room = self.entries.len() < MAX_SILENT;
         if has_room {
-            let port = SilentPort { bump, port, calls };
+            let port = SilentPort {
+                bump: at.0,
+                port: at.1,
+                calls,
+                refuses,
+            };
             self.entries.push(Entry { port, last: now });
             self.changed = true;
         }
@@ -137,9 +165,9 @@ impl SilentPorts {
         std::mem::take(&mut self.changed).then(|| self.ports())
     }
 
-    fn find(&mut self, bump: BumpId, port: u16) -> Option<&mut Entry> {
+    fn find(&mut self, at: (BumpId, u16)) -> Option<&mut Entry> {
         let mut entries = self.entries.iter_mut();
-        entries.find(|entry| (entry.port.bump, entry.port.port) == (bump, port))
+        entries.find(|entry| (entry.port.bump, entry.port.port) == at)
     }
 
     fn forget(&mut self, which: impl Fn(&Entry) -> bool) {
@@ -184,6 +212,7 @@ mod tests {
             bump: SEAL,
             port: 22,
             calls: 2,
+            refuses: false,
         };
         assert_eq!(silent.poll_change(), Some(vec![expected]));
         assert_eq!(silent.poll_change(), None);
@@ -207,5 +236,28 @@ mod tests {
         let first = silent.ports()[0];
         assert_eq!((first.port, silent.ports().len()), (11, MAX_SILENT - 11));
         assert!(silent.note(at(50) + FORGET, (SEAL, most), true));
+    }
+
+    #[test]
+    fn ports_that_refuse_are_fewer_and_give_way() {
+        let mut silent = SilentPorts::default();
+        let most = MAX_SILENT as u16;
+        for port in 0..most {
+            silent.refused(at(0), (SEAL, port));
+        }
+        assert!(silent.ports().iter().all(|port| port.refuses));
+        assert_eq!(silent.ports().len(), MAX_REFUSING);
+        for port in 100..100 + most {
+            assert!(silent.note(at(0), (SEAL, port), true));
+        }
+        assert!(silent.ports().iter().all(|port| !port.refuses));
+        assert_eq!(silent.ports().len(), MAX_SILENT);
+        // One that is silent for a firewall refuses without it.
+        silent.poll_change();
+        silent.refused(at(0), (SEAL, 100));
+        let changed = silent.poll_change().expect("it is another fault");
+        assert!(changed[0].refuses && changed[0].calls == 2, "{changed:?}");
+        silent.refused(at(0), (SEAL, 100));
+        assert_eq!(silent.poll_change(), None);
     }
 }

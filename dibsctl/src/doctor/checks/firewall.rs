@@ -300,14 +300,14 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
     findings
 }
 
-/// Ports that do not answer connections that come by a bump.
+/// Ports that do not answer connections that come by a bump. Of those that refuse the daemon warns.
 fn of_silent(
     filter: &Filter,
     config: &Config,
     silent: &[SilentPortInfo],
     leading: &[String],
 ) -> Vec<Finding> {
-    let here = silent.iter().filter(|at| at.here);
+    let here = silent.iter().filter(|at| at.here && !at.refuses);
     let judged = here.map(|at| {
         let SilentPortInfo {
             peer: name,
@@ -494,6 +494,7 @@ mod tests {
     #[test]
     fn a_port_that_does_not_answer_is_told_with_the_rule() {
         let silent = |port| SilentPortInfo {
+            refuses: false,
             peer: "server".to_owned(),
             bump: "seal".to_owned(),
             device: "dibs3".to_owned(),
