@@ -12,7 +12,7 @@ use crate::run::{cargo_command, workspace};
 type Part = (&'static str, &'static [&'static str]);
 
 const CHECK: &str = "check";
-const SWITCHES: &str = "switches";
+const LONG: &str = "long";
 /// First seed of the simulator's histories with routers between the hosts (`dibs_sim::history::BETWEEN`).
 const ROUTERS: &str = "1099511627776";
 const PARTS: [Part; 11] = [
@@ -23,7 +23,7 @@ const PARTS: [Part; 11] = [
         "sim-routers",
         &["sim", "--seed", ROUTERS, "--seeds", "50000"],
     ),
-    (SWITCHES, &[]),
+    (LONG, &[]),
     ("fuzz", &["fuzz", "--seconds", "60"]),
     ("aarch64", &["aarch64"]),
     ("deb", &["deb", "--try"]),
@@ -65,10 +65,10 @@ fn command((name, words): &Part) -> Result<Command> {
             check.arg(workspace().join(".ci/run"));
             check
         }
-        // A thousand live switches between all bumps.
-        SWITCHES => {
+        // Tests on real traffic that take minutes: a thousand live switches between all bumps, and others.
+        LONG => {
             let mut test = cargo_command(&["test", "--package", "netns-tests"]);
-            test.args(["bumps::", "--", "--ignored"]);
+            test.args(["--test", "traffic", "--", "--ignored"]);
             test
         }
         _ => {

@@ -15,9 +15,9 @@ use dibs_wire::readdress;
 use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::homes::{Homes, server};
 use netns_tests::household::{Households, SERVER};
-use netns_tests::isolated;
 use netns_tests::routed::exchange;
 use netns_tests::traffic::{SETTLED, Talk, connect, connect_translated};
+use netns_tests::{isolated, programs};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -49,6 +49,14 @@ fn both(net: &Homes, bump: &str) -> Result<()> {
 /// Number of segments that both ends sent again.
 fn resent((near, far): &(TcpStream, TcpStream)) -> Result<u64> {
     Ok(retransmissions(near)? + retransmissions(far)?)
+}
+
+/// Connections as a user sees them.
+fn listed(node: &Node) -> Result<String> {
+    node.host.run(&format!(
+        "{} conn list",
+        programs::built("dibsctl").display()
+    ))
 }
 
 /// State of plain, of the first laptop's connection.
@@ -606,31 +614,43 @@ fn what_a_router_has_forgotten_stays_on_its_bump() {
             ensure!(laptop.bumps(7000)? == ["seal"] && net.b.bumps(7000)? == ["seal"]);
             wait("plain to be closed", || {
                 plain(net).is_ok_and(|plain| plain["open"] == false)
-            })
+            })?;
+            let [here, there] = [listed(laptop)?, listed(&net.b)?];
+            ensure!(here.contains("plain closed for"), "{here}");
+            let names = ["(there 203.0.113.7:7000)", "(there 192.168.1.10:40000)"];
+            ensure!(names.iter().all(|name| there.contains(name)), "{there}");
+            Ok(())
         })
     });
 }
 
 /// The home's router forgets what is idle for 30 s, and takes no connection that it did not see begin. The connection on the bump
 /// is idle for longer.
+fn stays_in_mind(idle: Duration) -> Result<()> {
+    Homes::run(|net| {
+        let home = &net.homes[0];
+        home.sysctl("net/netfilter/nf_conntrack_tcp_timeout_established", "30")?;
+        home.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+        let mut conn = net.connect(0, FROM, 7000)?;
+        exchange(&mut conn, SOME)?;
+        let laptop = &net.laptops[0];
+        laptop.put_on("seal", "--dport", 7000)?;
+        exchange(&mut conn, SOME)?;
+        thread::sleep(idle);
+        laptop.put_on("plain", "--dport", 7000)?;
+        exchange(&mut conn, SOME)
+    })
+}
+
 #[test]
 fn what_a_router_would_forget_is_kept_in_its_mind() {
-    const IDLE: Duration = Duration::from_secs(35);
-    isolated(|| {
-        Homes::run(|net| {
-            let home = &net.homes[0];
-            home.sysctl("net/netfilter/nf_conntrack_tcp_timeout_established", "30")?;
-            home.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
-            let mut conn = net.connect(0, FROM, 7000)?;
-            exchange(&mut conn, SOME)?;
-            let laptop = &net.laptops[0];
-            laptop.put_on("seal", "--dport", 7000)?;
-            exchange(&mut conn, SOME)?;
-            thread::sleep(IDLE);
-            laptop.put_on("plain", "--dport", 7000)?;
-            exchange(&mut conn, SOME)
-        })
-    });
+    isolated(|| stays_in_mind(Duration::from_secs(35)));
+}
+
+#[test]
+#[ignore = "takes five minutes"]
+fn what_a_router_would_forget_is_kept_in_its_mind_for_minutes() {
+    isolated(|| stays_in_mind(Duration::from_secs(300)));
 }
 
 /// Far more than a window goes by the bump, which routers that drop what they take for invalid do not see.
@@ -675,6 +695,38 @@ fn the_way_back_stays_open_through_routers_that_follow_the_numbers() {
                 let resent = resent(&conn)? - before;
                 ensure!(resent <= FEW_RESENT, "{resent} segments sent again");
             }
+            Ok(())
+        })
+    });
+}
+
+/// A host whose rule requires a bump shows nothing in plain, however much goes by the bump.
+#[test]
+fn what_a_rule_requires_on_a_bump_is_not_shown_in_plain() {
+    isolated(|| {
+        Homes::run(|net| {
+            net.internet.shell(
+                "nft add table ip seen\n\
+                 nft 'add chain ip seen forward { type filter hook forward priority -10; }'\n\
+                 nft add counter ip seen plain\n\
+                 nft add rule ip seen forward tcp sport 7000 counter name plain\n\
+                 nft add rule ip seen forward tcp dport 7000 counter name plain",
+            )?;
+            let mut conn = net.connect(0, FROM, 7000)?;
+            let laptop = &net.laptops[0];
+            laptop.put_on("seal", "--dport", 7000)?;
+            laptop.wait_locked(7000)?;
+            for (node, end) in [(laptop, "--dport"), (&net.b, "--sport")] {
+                let rule = ["rule", "add", end, "7000", "--bump", "seal", "--require"];
+                node.ctl(&rule)?;
+            }
+            exchange(&mut conn, SOME)?;
+            net.internet.run("nft reset counter ip seen plain")?;
+            for _ in 0..50_000_000 / SOME {
+                exchange(&mut conn, SOME)?;
+            }
+            let seen = net.internet.run("nft list counter ip seen plain")?;
+            ensure!(seen.contains("packets 0 bytes 0"), "{seen}");
             Ok(())
         })
     });

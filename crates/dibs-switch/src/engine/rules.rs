@@ -148,6 +148,8 @@ async fn put<M: Machine>(
         wants::send_all(m).await;
         return Err(fault);
     }
+    // What a rule requires on its bump is not shown in plain from now on.
+    m.wake(Task::Shadow);
     // Connections may have begun while peers made ready.
     let known = m.lives().await;
     let lives = known.as_deref().unwrap_or(lives);
