@@ -9,7 +9,7 @@
 //! | `internet` | `a0`, `c0`, `b0` | `198.51.100.1`, `198.51.100.5`, `10.0.9.1` |
 //! | `b`        | `wan0`    | `10.0.9.2`      |
 //!
-//! Each home masquerades. `internet` gives `b` the address `203.0.113.7` and no other: the laptops do not reach `10.0.9.2`. The
+//! Each home masquerades, the first by nftables and the second by iptables. `internet` gives `b` the address `203.0.113.7` and no other: the laptops do not reach `10.0.9.2`. The
 //! one path of each host is untrusted, and the default bump is `seal`. On `b` the laptops appear as `10.77.0.2` and `10.77.0.3`.
 
 use std::net::{SocketAddr, TcpStream};
@@ -136,11 +136,14 @@ impl Homes {
             laptop.run("ip route add default via 192.168.1.1")?;
             home.run(&format!("ip route add default via 198.51.100.{}", at + 1))?;
             home.sysctl("net/ipv4/ip_forward", "1")?;
-            home.shell(
-                "nft add table ip nat\n\
-                 nft 'add chain ip nat post { type nat hook postrouting priority 100; }'\n\
-                 nft add rule ip nat post oifname wan0 masquerade",
-            )?;
+            home.shell(match name {
+                "a" => {
+                    "nft add table ip nat\n\
+                     nft 'add chain ip nat post { type nat hook postrouting priority 100; }'\n\
+                     nft add rule ip nat post oifname wan0 masquerade"
+                }
+                _ => "iptables-legacy -t nat -A POSTROUTING -o wan0 -j MASQUERADE",
+            })?;
             let (node, key) = Node::new(&laptop)?;
             Ok((node, key, home))
         });

@@ -1,7 +1,7 @@
 //! Services in containers of the server, which its nat table leads to: on bumps as others are.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use anyhow::{Result, bail, ensure};
 use dibs_netns::Host;
@@ -17,6 +17,11 @@ use socket2::{Domain, Socket, Type};
 
 /// Port that connections of both laptops come from.
 const FROM: u16 = 40_000;
+
+/// Docker's proxy listens on the port beside its rules, and what it took would not come to the container.
+fn proxy() -> Result<TcpListener> {
+    Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?)
+}
 
 /// Has the service refuse a call.
 fn is_refused(host: &Host, service: SocketAddr) -> Result<()> {
@@ -54,6 +59,7 @@ fn rules_of_either_end_take_what_begins_to_a_container() {
     isolated(|| {
         Setup::new().run(|net| {
             let container = net.container()?;
+            let _proxy = net.b.host.in_ns(proxy)?;
             for option in ["--sport", "--dport"] {
                 let node = if option == "--dport" { &net.a } else { &net.b };
                 let made = node.ctl(&["rule", "add", option, "8080", "--bump", "seal"])?;
@@ -96,6 +102,7 @@ fn a_live_connection_to_a_container_moves_and_docker_restarts_meanwhile() {
     isolated(|| {
         Setup::new().run(|net| {
             let container = net.container()?;
+            let _proxy = net.b.host.in_ns(proxy)?;
             let talk = talk(net, &container)?;
             talk.advance(SETTLED)?;
             for (number, option) in ["--dport", "--sport"].into_iter().enumerate() {
