@@ -1,33 +1,30 @@
 //! Two hosts that were set up by `dibsctl init` alone.
 
+use std::net::SocketAddr;
+
 use anyhow::{Context as _, Result, ensure};
+use netns_tests::household::Households;
 use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Node, Setup, isolated};
+use nix::sys::signal::Signal;
 
-const FILE: &str = "/run/dibs/dibsd.toml";
-
-/// Runs `init` on a host, and returns the line that it prints.
-fn init(node: &Node, wishes: &[&str]) -> Result<String> {
-    let answer = node.ctl(&[&["init", "--config", FILE], wishes].concat())?;
-    let warnings = &answer["warnings"];
-    ensure!(warnings.as_array().is_some_and(Vec::is_empty), "{warnings}");
-    let line = answer["line"].as_str().context("no line")?;
-    Ok(line.to_owned())
+/// Removes what `init` is to make.
+fn clear(node: &Node) -> Result<()> {
+    for file in ["dibsd.toml", "private.key"] {
+        std::fs::remove_file(node.directory().join(file))?;
+    }
+    Ok(())
 }
 
 #[test]
 fn hosts_that_exchanged_a_line_each_carry_connections() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
-            for node in [&net.a, &net.b] {
-                for file in ["dibsd.toml", "private.key"] {
-                    std::fs::remove_file(node.directory().join(file))?;
-                }
-            }
+            [&net.a, &net.b].into_iter().try_for_each(clear)?;
             // The user says once what he trusts, and pastes a line on each host.
-            let of_a = init(&net.a, &["--trusted", "eth0"])?;
-            let of_b = init(&net.b, &["--peer", &of_a])?;
-            init(&net.a, &["--peer", &of_b])?;
+            let of_a = net.a.init(&["--trusted", "eth0"])?;
+            let of_b = net.b.init(&["--peer", &of_a])?;
+            net.a.init(&["--peer", &of_b])?;
             net.start()?;
 
             let talk = net.talk(7000)?;
@@ -46,6 +43,55 @@ fn hosts_that_exchanged_a_line_each_carry_connections() {
             other.advance(64 << 10)?;
             other.finish()?;
             talk.finish()
+        })
+    });
+}
+
+/// As docs/nat.md says it: the laptop has two uplinks, each behind a router that translates, and the server a public address.
+#[test]
+fn a_laptop_behind_two_routers_and_a_server_need_a_line_each() {
+    isolated(|| {
+        Households::run(1, |net| {
+            let (a, b) = (&mut net.homes[0].node, &mut net.b);
+            for node in [&mut *a, &mut *b] {
+                node.stop(Signal::SIGTERM)?;
+                clear(node)?;
+            }
+            // With an address of the Internet it would not be behind NAT.
+            a.host.run("ip address del 2001:db8:1::2/64 dev dsl")?;
+            let of_b = b.init(&[])?;
+            let of_a = a.init(&["--peer", &of_b])?;
+            b.init(&["--peer", &of_a])?;
+            b.start()?;
+            a.start()?;
+            a.wait_until_joined(2)?;
+            let paths = a.ctl(&["path", "list"])?;
+            for name in ["dsl", "lte"] {
+                ensure!(a.path(name)?["trust"] == "untrusted", "{paths:#}");
+            }
+            let to = |port| SocketAddr::from(([203, 0, 113, 7], port));
+            let live = Talk::start(&a.host, &b.host, to(7000))?;
+            live.advance(SETTLED)?;
+            for (node, end) in [(&*a, "--dport"), (&*b, "--sport")] {
+                for bump in ["seal", "plain"] {
+                    node.put_on(bump, end, 7000)?;
+                    live.advance(SETTLED)?;
+                }
+            }
+            a.ctl(&["rule", "add", "--dport", "7001", "--bump", "seal"])?;
+            let new = Talk::start(&a.host, &b.host, to(7001))?;
+            let before = ["dsl", "lte"].map(|path| a.path(path));
+            new.advance(8 * SETTLED)?;
+            a.wait_bump(7001, "seal")?;
+            for (name, before) in ["dsl", "lte"].into_iter().zip(before) {
+                let sent = |path: &serde_json::Value| path["bytes_sent"].as_u64();
+                ensure!(
+                    sent(&a.path(name)?) > sent(&before?),
+                    "{name} carries nothing"
+                );
+            }
+            live.finish()?;
+            new.finish()
         })
     });
 }
