@@ -79,7 +79,26 @@ fn stays(router: Router) -> Result<()> {
         );
         check(net, "disabled again")?;
         net.a.ctl(&["disable", "--dport", "7000", "--force"])?;
-        net.a.wait_bump(7000, "plain")
+        net.a.wait_bump(7000, "plain")?;
+        // The other commands do it likewise.
+        for port in [7001, 7002] {
+            let id = add_rule(net, &port.to_string())?;
+            exchange(&mut net.connect(port)?, FEW)?;
+            let mut conn = net.connect(port)?;
+            exchange(&mut conn, FEW)?;
+            net.a.wait_bump(port, "seal")?;
+            match port {
+                7001 => net.a.ctl(&["rule", "del", &id, "--force"])?,
+                _ => net.a.ctl(&["cleanup", "--force"])?,
+            };
+            // It breaks by that, at once or later.
+            wait("the connection to leave", || {
+                net.a
+                    .bumps(port)
+                    .is_ok_and(|on| !on.contains(&"seal".to_owned()))
+            })?;
+        }
+        Ok(())
     })
 }
 
