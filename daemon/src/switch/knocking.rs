@@ -34,6 +34,31 @@ const SOLICIT_EVERY: Duration = Duration::from_millis(600);
 /// Time between two looks at what it said.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// Connections that [`breaks_in_plain`] names, each with its reason.
+const MOST_NAMED: usize = 8;
+
+/// Words for the connections on bumps that plain does not carry, or of which nobody can say whether it does, since their peers
+/// have no session.
+pub(super) async fn breaks_in_plain(daemon: &Daemon) -> anyhow::Result<Option<String>> {
+    let stuck = engine::knocks::refusals(daemon, &daemon.connections().await?).await?;
+    if stuck.is_empty() {
+        return Ok(None);
+    }
+    let named = stuck.iter().take(MOST_NAMED);
+    let named: Vec<String> = named
+        .map(|(pair, why)| format!("the one from {pair}: {why}"))
+        .collect();
+    let others = match stuck.len() - named.len() {
+        0 => String::new(),
+        others => format!("; and {others} more"),
+    };
+    Ok(Some(format!(
+        "{} connection(s) may break: {}{others}",
+        stuck.len(),
+        named.join("; "),
+    )))
+}
+
 /// Has the nat table translate these connections whatever their numbers are. Otherwise it does not if those are old or far.
 async fn loosen(daemon: &Daemon, pairs: impl Iterator<Item = &FlowKey>) -> anyhow::Result<()> {
     let translated = |pair: &&FlowKey| daemon.host.translated.borrow().contains_key(pair);

@@ -23,7 +23,8 @@ use crate::rulebook::rules;
 use crate::rulebook::rules::{Displaced, Rule};
 use crate::rulebook::state_file::SavedRule;
 use crate::switch::{
-    Daemon, Task, listing, marking, paths, rule_changes, sessions, startup, steering, switching,
+    Daemon, Task, knocking, listing, marking, paths, rule_changes, sessions, startup, steering,
+    switching,
 };
 
 impl Serves for Daemon {
@@ -138,31 +139,6 @@ async fn serve(
     })
 }
 
-/// Connections that [`breaks_in_plain`] names, each with its reason.
-const MOST_NAMED: usize = 8;
-
-/// Words for the connections on bumps that plain does not carry, or of which nobody can say whether it does, since their peers
-/// have no session.
-pub(super) async fn breaks_in_plain(daemon: &Daemon) -> anyhow::Result<Option<String>> {
-    let stuck = engine::knocks::refusals(daemon, &on_bumps(daemon).await?).await?;
-    if stuck.is_empty() {
-        return Ok(None);
-    }
-    let named = stuck.iter().take(MOST_NAMED);
-    let named: Vec<String> = named
-        .map(|(pair, why)| format!("the one from {pair}: {why}"))
-        .collect();
-    let others = match stuck.len() - named.len() {
-        0 => String::new(),
-        others => format!("; and {others} more"),
-    };
-    Ok(Some(format!(
-        "{} connection(s) may break: {}{others}",
-        stuck.len(),
-        named.join("; "),
-    )))
-}
-
 /// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
 /// takes `force`.
 async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
@@ -173,7 +149,7 @@ async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
         told.retain(|live| up[live.peer]);
         Ok(told)
     };
-    if !force && let Some(breaks) = breaks_in_plain(daemon).await? {
+    if !force && let Some(breaks) = knocking::breaks_in_plain(daemon).await? {
         bail!(refused(format!(
             "nothing was changed: {breaks}; --force removes everything anyway"
         )));

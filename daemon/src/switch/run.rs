@@ -28,7 +28,7 @@ use crate::kernel::{Kernel, Steerer, connections};
 use crate::rulebook::state_file;
 use crate::rulebook::state_file::{Saved, StateFile};
 use crate::switch::{
-    Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths, requests,
+    Daemon, Task, entries, initial_state, knocking, listing, marking, messages, paths,
     rule_changes, sessions, startup, steering,
 };
 
@@ -256,7 +256,7 @@ impl Stops {
         if daemon.config.daemon.fail != dibs_settings::Fail::Open {
             return;
         }
-        let asked = timeout(STOP_ASKS, requests::breaks_in_plain(daemon));
+        let asked = timeout(STOP_ASKS, knocking::breaks_in_plain(daemon));
         let breaks = tokio::select! {
             _ = self.next() => return,
             breaks = asked => breaks,

@@ -321,9 +321,9 @@ const HERE: Saying = Saying {
     },
     refuses: |peer, port, bump, device| {
         format!(
-            "this host refuses connections of peer {peer} to port {port} on {bump}: nothing here listens on it. If a router or a \
-             nat rule that does not mean {device} leads the port to another one, let rules of this host put them on {bump} \
-             (dibsctl rule add --sport, with the port of the service), and none of {peer}"
+            "this host refuses connections of peer {peer} to port {port} on {bump}: nothing here listens on it. A router or a \
+             nat rule that does not mean {device} may lead the port to another one. If so, let rules of this host put them on \
+             {bump} (dibsctl rule add --sport, with the port of the service), and none of {peer}"
         )
     },
 };
@@ -339,9 +339,9 @@ const THERE: Saying = Saying {
     },
     refuses: |peer, port, bump, device| {
         format!(
-            "{peer} refuses connections to its port {port} on {bump}: nothing there listens on it. If a router or a nat rule that \
-             does not mean {device} leads the port to another one, let rules of {peer} put them on {bump} (dibsctl rule add \
-             --sport, with the port of the service), and none of this host"
+            "{peer} refuses connections to its port {port} on {bump}: nothing there listens on it. A router or a nat rule that \
+             does not mean {device} may lead the port to another one. If so, let rules of {peer} put them on {bump} (dibsctl rule \
+             add --sport, with the port of the service), and none of this host"
         )
     },
 };
