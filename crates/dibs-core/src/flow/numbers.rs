@@ -5,9 +5,10 @@
 //! window reaches decides nothing by itself. Each end has, at some time, just what the other one sent before it came to the bump:
 //! where that is seen the numbers fit. They differ if that is not seen although the lowest data has come by the bump again, long after
 //! it came first, the local kernel has answered it, and neither has got on. A kernel that does not answer may not hear what the bump gives
-//! it, as behind a firewall. Only the end that the data comes to can tell: on a slow way it is long under way. They differ, too, if the
-//! local kernel has long said that it sent less than the peer's has acknowledged, or if it answers the peer's with numbers further away
-//! than any window reaches. Before that answer one of them may speak of a connection that had the same ends before.
+//! it, as behind a firewall. Only the end that the data comes to can tell: on a slow way it is long under way. A kernel that speaks, and
+//! sends no data for longer than TCP waits to send it again, has it all acknowledged. They differ, too, if the local kernel has long said
+//! that it sent less than the peer's has acknowledged, or if it answers the peer's with numbers further away than any window reaches.
+//! Before that answer one of them may speak of a connection that had the same ends before.
 
 use std::mem;
 use std::time::Duration;
@@ -31,6 +32,9 @@ const PATIENCE: Duration = Duration::from_millis(550);
 const IGNORED_FOR: Duration = Duration::from_secs(2);
 /// Time in which numbers are found to fit or to differ, as a rule: TCP sends again after 0.2, 0.6, 1.4 and 3 s.
 const DECIDED_WITHIN: Duration = Duration::from_secs(4);
+
+/// Longest time after which TCP sends again what is not acknowledged (TCP_RTO_MAX of Linux), and some more.
+const LONGEST_TIMER: Duration = Duration::from_secs(125);
 
 /// Result of a [comparison](Numbers::compare).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +75,24 @@ impl Given {
     }
 }
 
+/// Words of the peer's kernel without data, one after the other, by the same number or the one before it, as a question whether the local
+/// one is there has it.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    seq: SeqNumber,
+    first: Time,
+    last: Time,
+}
+
+impl Rest {
+    /// The same with another word, if that belongs to it.
+    fn with(self, now: Time, seq: SeqNumber) -> Option<Self> {
+        let near = seq.distance_from(self.seq).unsigned_abs() <= 1;
+        let goes_on = near && now.since(self.last) <= LONGEST_TIMER;
+        goes_on.then_some(Self { last: now, ..self })
+    }
+}
+
 /// Numbers of both kernels since a connection came to a bump.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Numbers {
@@ -95,6 +117,7 @@ pub struct Numbers {
     /// Data went by a bump, either way.
     had_data: bool,
     given: Option<Given>,
+    rest: Option<Rest>,
     /// Last word of the peer's kernel.
     heard: Option<Time>,
     /// Moment at which the peer's kernel spoke first since one of them got on, while the local one was silent.
@@ -212,8 +235,11 @@ impl Numbers {
         for (fit, apart) in self.fit.iter_mut().zip(apart) {
             *fit |= apart.is_some_and(|apart| apart <= NEAR);
         }
+        if by.is_some() {
+            self.note_rest(now);
+        }
         self.note_progress(now, by);
-        let is_strange = self.is_ignored() || self.acks_unsent(now);
+        let is_strange = self.is_ignored() || self.acks_unsent(now) || self.has_all_acked();
         let fit = self.fit;
         let is_further = |least: u32| {
             let mut undecided = fit.iter().zip(apart).filter(|(fit, _)| !**fit);
@@ -248,6 +274,27 @@ impl Numbers {
     /// True if the local kernel answers data that came again, and has no more than before.
     fn is_ignored(&self) -> bool {
         self.given.is_some_and(|given| given.answered)
+    }
+
+    /// Notes a word of the peer's kernel, with data or without.
+    fn note_rest(&mut self, now: Time) {
+        let seq = self.peers_seq.filter(|_| !self.is_data);
+        let new = |seq| Rest {
+            seq,
+            first: now,
+            last: now,
+        };
+        self.rest = seq.map(|seq| {
+            let goes_on = self.rest.and_then(|rest| rest.with(now, seq));
+            goes_on.unwrap_or(new(seq))
+        });
+    }
+
+    /// True if the peer's kernel has all acknowledged that it sent, and the local one has not as much.
+    fn has_all_acked(&self) -> bool {
+        let rested = |rest: &Rest| rest.last.since(rest.first) > LONGEST_TIMER;
+        let all = { self.rest.filter(rested) }.map(|rest| rest.seq);
+        !self.fit[0] && apart(self.acked, [all, None]).is_some_and(|apart| apart > NEAR)
     }
 
     /// True if the local kernel has said for long that it sent less than the peer's has acknowledged. The latter is on its way to it
@@ -408,6 +455,39 @@ mod tests {
             assert_eq!(asked, Compared::Ask);
             assert_eq!(say(&mut numbers, 2501, [1000, says], 0), last);
             assert_eq!(say(&mut numbers, 9000, [1000, says], 0), Compared::Open);
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_sends_nothing_again_for_minutes_has_all_acknowledged() {
+        let [behind, ahead] =
+            [(1u32 << 17).wrapping_neg(), 1 << 17].map(|by| 1000u32.wrapping_add(by));
+        for seq in [behind, ahead] {
+            // Each asks the other now and then whether it is there.
+            let talk = |numbers: &mut Numbers, ms, data| {
+                let asked = hear(numbers, ms, [seq - 1, 500], None);
+                assert_eq!(asked, Compared::Open, "{ms}");
+                assert_eq!(say(numbers, ms + 1, [1000, 500], 0), Compared::Open, "{ms}");
+                hear(numbers, ms + 2, [seq, 500], data)
+            };
+            let mut numbers = Numbers::default();
+            for ms in [0, 60_000, 120_000] {
+                assert_eq!(talk(&mut numbers, ms, None), Compared::Open, "{ms}");
+            }
+            let asked = hear(&mut numbers, 126_000, [seq, 500], None);
+            assert_eq!(asked, Compared::Differ);
+            assert!(numbers.differ());
+            // Data may come again until then, and a kernel that was not heard for long may have some.
+            for (pauses, data) in [([60_000, 60_000], Some(300)), ([0, 130_000], None)] {
+                let (mut numbers, mut ms) = (Numbers::default(), 0);
+                for pause in pauses {
+                    talk(&mut numbers, ms, None);
+                    ms += pause;
+                }
+                assert_eq!(talk(&mut numbers, ms, data), Compared::Open);
+                assert_eq!(talk(&mut numbers, ms + 10_000, None), Compared::Open);
+                assert!(!numbers.differ());
+            }
         }
     }
 

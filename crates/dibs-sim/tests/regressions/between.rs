@@ -396,6 +396,8 @@ fn seeds_that_failed_keep_all_promises() {
 ///   58000017007, 923063, 53000001598, 52000002166, 56000006835, 2199090023200).
 /// - A connection whose SYN had gone by its bump was let out directly, and took the answer by the bump for a straggler (58000029892).
 /// - The simulator's kernel took a reset for its own that Linux challenges (60000026098).
+/// - A firewall renumbered a connection at rest by less than a window, and none of its ends sent data again that would have shown it:
+///   each kernel only asked for what the other one had not (2199094000364, 2199090000069, 2199092004777, 2199100012637, 2199100041374).
 #[test]
 fn connections_that_begin_and_end_keep_all_promises() {
     for seed in [
@@ -408,6 +410,11 @@ fn connections_that_begin_and_end_keep_all_promises() {
         58_000_029_892,
         2_199_090_023_200,
         60_000_026_098,
+        2_199_094_000_364,
+        2_199_090_000_069,
+        2_199_092_004_777,
+        2_199_100_012_637,
+        2_199_100_041_374,
     ] {
         dibs_sim::run(seed).unwrap_or_else(|fault| panic!("{fault}"));
     }
