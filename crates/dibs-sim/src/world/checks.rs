@@ -74,10 +74,12 @@ pub(super) fn check_bounds(world: &World, host: usize) -> Result<(), String> {
     }
     let pairs = h.steering.matched();
     let wrong = pairs.iter().find(|(ours, known)| {
-        let here = world
-            .conn_of(host, ours)
-            .map(|conn| world.conns[conn].pairs[0]);
-        here.is_some_and(|here| known.theirs != if host == 0 { here } else { here.reversed() })
+        let conn = world.conn_of(host, ours);
+        // Over the wire it has the name of the host that showed it.
+        conn.is_some_and(|conn| {
+            let [here, there] = [host, 1 - host].map(|host| world.conns[conn].pairs[host]);
+            ![here, there.reversed()].contains(&known.theirs)
+        })
     });
     if let Some((ours, known)) = wrong {
         return Err(format!("{} takes {ours:?} for {known:?}", name(host)));
