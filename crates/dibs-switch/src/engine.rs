@@ -34,6 +34,7 @@ pub mod asks;
 pub mod choices;
 pub mod ended;
 pub mod entries;
+mod hides;
 pub mod knocks;
 pub mod locks;
 pub mod matches;

@@ -14,11 +14,12 @@
 //! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64; of OwnRule the rule's bump, of
 //!                           OtherSocket the socket)
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
-//! body of kind 5, SILENT  = sequence:64  count:8  count * (bump:8  port:16)
+//! body of kind 5, SILENT  = sequence:64  count:8  count * (bump:8 (bit 128: refuses)  port:16)
 //! body of kind 6, KNOCK   = count:8  count * (entry without generation  seq:32  ack:32)
 //! body of kind 7, MATCH   = count:8  count * (entry without generation  flags:8  seq:32  ack:32  TSval:32  TSecr:32)
 //! body of kind 8, MEASURE = run:64  flags:8  count:8  count * path:8
 //! body of kind 9, SEEK    = count:8  count * port:16
+//! body of kind 10, HIDE   = count:8  count * (entry without generation)
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -39,7 +40,9 @@
 //! numbers, and which the receiver knows by other addresses ([`crate::matching`]); flag 1: the connection has time stamps. It
 //! names no socket. After Done, messages name these connections by the sender's addresses. SEEK asks the receiver for a MATCH of its
 //! connections to these ports of the sender, who knows them by addresses of a router. It is answered with one outcome;
-//! beside Done stands the number of connections that were not matched before. MEASURE asks for load on paths
+//! beside Done stands the number of connections that were not matched before. HIDE names connections that a rule of the sender
+//! requires on a bump: for [`HIDDEN_FOR`](crate::shadow::HIDDEN_FOR) the receiver shows nothing of them in plain. It is answered as
+//! CONFIRM is. MEASURE asks for load on paths
 //! ([`Node::measure`]). Flag 1: the user named them, so they may cost something. It is answered with one outcome, and
 //! after Done with the round trip of each path under way in microseconds.
 //!
@@ -74,6 +77,7 @@ const KNOCK: u8 = 6;
 const MATCH: u8 = 7;
 const MEASURE: u8 = 8;
 const SEEK: u8 = 9;
+const HIDE: u8 = 10;
 /// Bit beside a bump's number in SILENT: the port refuses.
 const REFUSES: u8 = 0x80;
 const NAMED: u8 = 1;
@@ -220,6 +224,11 @@ pub enum Body {
         /// Up to [`MAX_SOUGHT`] ports of the sender.
         Vec<u16>,
     ),
+    /// Connections that the receiver is to show nothing of in plain.
+    Hide(
+        /// Up to [`MAX_ENTRIES`] connections.
+        Vec<Named>,
+    ),
     /// Paths that the receiver is to put load on.
     Measure {
         /// Number of the measurement.
@@ -238,7 +247,7 @@ impl Body {
     pub fn named_mut(&mut self) -> Box<dyn Iterator<Item = &mut Named> + '_> {
         match self {
             Self::Switch { conns, .. } => Box::new(conns.iter_mut().map(|(named, _)| named)),
-            Self::Confirm { conns, .. } => Box::new(conns.iter_mut()),
+            Self::Confirm { conns, .. } | Self::Hide(conns) => Box::new(conns.iter_mut()),
             Self::Knock(conns) => Box::new(conns.iter_mut().map(|(named, _)| named)),
             Self::Want { .. }
             | Self::Silent { .. }
@@ -402,8 +411,8 @@ impl Message {
             }
             Body::Confirm { bump, conns } => {
                 out[1] = CONFIRM;
-                out.extend([bump.get(), count(conns.len())]);
-                conns.iter().for_each(|named| put_named(&mut out, named));
+                out.push(bump.get());
+                put_all(&mut out, conns);
             }
             Body::Silent { sequence, ports } => {
                 out[1] = SILENT;
@@ -427,20 +436,17 @@ impl Message {
                 out[1] = MATCH;
                 assert!(conns.len() <= MAX_MATCHES, "more connections than fit");
                 out.push(conns.len() as u8);
-                for (pair, stand) in conns {
-                    let (pair, socket) = (*pair, Socket::UNKNOWN);
-                    put_named(&mut out, &Named { pair, socket });
-                    out.push(stand.timestamps.map_or(0, |_| STAMPED));
-                    let (tsval, tsecr) = stand.timestamps.unwrap_or_default();
-                    let numbers = [stand.seq, stand.ack, tsval, tsecr];
-                    out.extend(numbers.into_iter().flat_map(u32::to_be_bytes));
-                }
+                conns.iter().for_each(|shown| put_shown(&mut out, shown));
             }
             Body::Seek(ports) => {
                 out[1] = SEEK;
                 assert!(ports.len() <= MAX_SOUGHT, "more ports than fit");
                 out.push(ports.len() as u8);
                 out.extend(ports.iter().flat_map(|port| port.to_be_bytes()));
+            }
+            Body::Hide(conns) => {
+                out[1] = HIDE;
+                put_all(&mut out, conns);
             }
             Body::Measure { run, named, paths } => {
                 out[1] = MEASURE;
@@ -505,11 +511,8 @@ impl Message {
             }
             CONFIRM => {
                 let bump = BumpId::new(r.u8()?).ok_or(Malformed)?;
-                let conns = (0..r.count()?).map(|_| r.named());
-                Body::Confirm {
-                    bump,
-                    conns: conns.collect::<Result<_, _>>()?,
-                }
+                let conns = r.all_named()?;
+                Body::Confirm { bump, conns }
             }
             SILENT => Body::Silent {
                 sequence: r.u64()?,
@@ -531,6 +534,7 @@ impl Message {
                 Body::Match(conns.collect::<Result<_, _>>()?)
             }
             SEEK => Body::Seek(r.sought()?),
+            HIDE => Body::Hide(r.all_named()?),
             MEASURE => Body::Measure {
                 run: r.u64()?,
                 named: match r.u8()? {
@@ -557,6 +561,20 @@ impl Message {
 fn count(len: usize) -> u8 {
     assert!(len <= MAX_ENTRIES, "a message holds {MAX_ENTRIES} entries");
     len as u8
+}
+
+fn put_shown(out: &mut Vec<u8>, (pair, stand): &(FlowKey, Stand)) {
+    let (pair, socket) = (*pair, Socket::UNKNOWN);
+    put_named(out, &Named { pair, socket });
+    out.push(stand.timestamps.map_or(0, |_| STAMPED));
+    let (tsval, tsecr) = stand.timestamps.unwrap_or_default();
+    let numbers = [stand.seq, stand.ack, tsval, tsecr];
+    out.extend(numbers.into_iter().flat_map(u32::to_be_bytes));
+}
+
+fn put_all(out: &mut Vec<u8>, conns: &[Named]) {
+    out.push(count(conns.len()));
+    conns.iter().for_each(|named| put_named(out, named));
 }
 
 fn put_named(out: &mut Vec<u8>, Named { pair, socket }: &Named) {
@@ -610,6 +628,10 @@ impl Reader<'_> {
             return Err(Malformed);
         }
         Ok(count)
+    }
+
+    fn all_named(&mut self) -> Result<Vec<Named>, Malformed> {
+        (0..self.count()?).map(|_| self.named()).collect()
     }
 
     fn devices(&mut self) -> Result<Vec<(BumpId, String)>, Malformed> {
@@ -690,197 +712,4 @@ impl Reader<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn address() -> impl Strategy<Value = (IpAddr, IpAddr)> {
-        prop_oneof![
-            any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| (a.into(), b.into())),
-            any::<([u8; 16], [u8; 16])>().prop_map(|(a, b)| (a.into(), b.into())),
-        ]
-    }
-
-    fn named() -> impl Strategy<Value = Named> {
-        let numbers = any::<(u16, u16, u32)>();
-        (address(), numbers).prop_map(|((local, remote), (from, to, socket))| Named {
-            pair: FlowKey::tcp((local, from), (remote, to)),
-            socket: Socket(socket),
-        })
-    }
-
-    fn body() -> impl Strategy<Value = Body> {
-        let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
-        let knocks = proptest::collection::vec((named(), any::<u64>()), 0..=MAX_ENTRIES);
-        let stands = any::<(u32, u32, Option<(u32, u32)>)>();
-        let matches = proptest::collection::vec((named(), stands), 0..=MAX_MATCHES);
-        let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
-        let outcomes = proptest::collection::vec((0u8..12, any::<u64>()), 0..=MAX_ENTRIES);
-        let bump = (1u8..15).prop_filter_map("a bump", BumpId::new);
-        let devices = proptest::collection::vec((bump.clone(), "[a-z.]{1,32}"), 0..=MAX_DEVICES);
-        prop_oneof![
-            (any::<(u64, u16)>(), devices).prop_map(|((sequence, bumps), devices)| Body::Want {
-                sequence,
-                bumps,
-                devices,
-            }),
-            ((0u8..15, any::<([bool; 2], u8)>(), any::<u64>()), entries).prop_map(
-                |(switch, entries)| {
-                    let (number, ([explicit, ready], ground), host) = switch;
-                    let grounds = [Ground::Proved, Ground::Forced, Ground::Renumbered];
-                    let version = |generation| Version { generation, host };
-                    Body::Switch {
-                        switch: Switch {
-                            bump: BumpId::new(number),
-                            explicit,
-                            ready,
-                            ground: grounds[usize::from(ground % 3)],
-                        },
-                        conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
-                    }
-                }
-            ),
-            (bump.clone(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
-            (
-                any::<u64>(),
-                proptest::collection::vec((bump, any::<u16>(), any::<bool>()), 0..=MAX_SILENT)
-            )
-                .prop_map(|(sequence, ports)| Body::Silent {
-                    sequence,
-                    ports: ports
-                        .into_iter()
-                        .map(|(bump, port, refuses)| Port {
-                            bump,
-                            port,
-                            refuses,
-                        })
-                        .collect(),
-                }),
-            knocks.prop_map(|knocks| {
-                let knocks = knocks.into_iter();
-                Body::Knock(knocks.map(|(n, w)| (n, Numbers::from_wire(w))).collect())
-            }),
-            matches.prop_map(|matches| {
-                let matches = matches.into_iter();
-                let stand = |(seq, ack, timestamps)| Stand {
-                    seq,
-                    ack,
-                    timestamps,
-                };
-                Body::Match(matches.map(|(n, s)| (n.pair, stand(s))).collect())
-            }),
-            proptest::collection::vec(any::<u16>(), 0..=MAX_SOUGHT).prop_map(Body::Seek),
-            (
-                any::<(u64, bool)>(),
-                proptest::collection::vec(any::<u8>(), 0..=MAX_MEASURED)
-            )
-                .prop_map(|((run, named), paths)| Body::Measure { run, named, paths }),
-            outcomes.prop_map(|outcomes| Body::Answer(
-                outcomes
-                    .into_iter()
-                    .map(|(o, g)| (Outcome::from_wire(o).unwrap(), g))
-                    .collect()
-            )),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn messages_come_back_and_fit(request: u32, body in body()) {
-            let message = Message { request, body };
-            let bytes = message.encode();
-            prop_assert!(bytes.len() <= MAX_CONTROL);
-            prop_assert_eq!(Message::decode(&bytes), Ok(message));
-            for len in 0..bytes.len() {
-                prop_assert_eq!(Message::decode(&bytes[..len]), Err(Malformed));
-            }
-        }
-
-        #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=9) {
-            let _ = Message::decode(&bytes);
-            // Deeper than chance would get.
-            let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();
-            if let Ok(message) = Message::decode(&bytes) {
-                prop_assert_eq!(message.encode(), bytes.as_slice());
-            }
-            bytes[0] = 2;
-            prop_assert_eq!(Message::decode(&bytes), Err(Malformed));
-        }
-    }
-
-    #[test]
-    fn a_release_has_these_bytes() {
-        let version = Version {
-            generation: 3,
-            host: 0x0102_0304_0506_0708,
-        };
-        let named = Named {
-            pair: crate::conns::tests::pair(),
-            socket: Socket(77),
-        };
-        let message = Message {
-            request: 9,
-            body: Body::Switch {
-                switch: Switch {
-                    bump: None,
-                    explicit: true,
-                    ready: false,
-                    ground: Ground::Proved,
-                },
-                conns: vec![(named, version)],
-            },
-        };
-        let expected = [
-            &[1, 2, 0, 0, 0, 9, 0, 1][..],
-            &[1, 2, 3, 4, 5, 6, 7, 8, 1, 4],
-            &[10, 0, 1, 1, 10, 0, 1, 2, 0x9c, 0x40, 0, 80],
-            &[0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0, 3],
-        ]
-        .concat();
-        assert_eq!(message.encode(), expected);
-    }
-
-    #[test]
-    fn silent_ports_have_these_bytes() {
-        let port = |bump, port, refuses| Port {
-            bump: BumpId::new(bump).unwrap(),
-            port,
-            refuses,
-        };
-        let message = Message {
-            request: 9,
-            body: Body::Silent {
-                sequence: 4,
-                ports: vec![port(1, 80, false), port(3, 5432, true)],
-            },
-        };
-        let expected = [
-            &[1, 5, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 4, 2][..],
-            &[1, 0, 80, 0x83, 0x15, 0x38],
-        ]
-        .concat();
-        assert_eq!(message.encode(), expected);
-    }
-
-    #[test]
-    fn a_measurement_has_these_bytes() {
-        let message = Message {
-            request: 9,
-            body: Body::Measure {
-                run: 4,
-                named: true,
-                paths: vec![0, 3],
-            },
-        };
-        let expected = [1, 8, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 4, 1, 2, 0, 3];
-        assert_eq!(message.encode(), expected);
-    }
-
-    /// It is the peer's doing that messages wait, or that of the trusted paths between us.
-    #[test]
-    fn messages_that_wait_are_no_fault_of_ours() {
-        let full = Unanswered::from(ControlError::TooMany);
-        assert_eq!(full, Unanswered::Full);
-    }
-}
+mod tests;

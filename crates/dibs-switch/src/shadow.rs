@@ -46,6 +46,8 @@ const SILENT_AFTER: Duration = Duration::from_secs(60);
 const ASKED_FOR: Duration = Duration::from_secs(4);
 /// Time between two shadows meanwhile, except for whole windows: an answer to each would be one each round trip.
 const ASKED_EACH: Duration = Duration::from_millis(20);
+/// Time for which nothing is shown of a connection that a rule of the other host requires on its bump, from its last word on.
+pub const HIDDEN_FOR: Duration = Duration::from_secs(60);
 /// Time for which an end that knocks may have the other one show itself, and repeats its knock while the two get on.
 pub const CATCH_UP_WITHIN: Duration = Duration::from_secs(16);
 
@@ -165,8 +167,10 @@ pub struct Shadow {
     is_answer_due: bool,
     /// Time at which the routers were to know all of it.
     asked: Option<Time>,
-    /// Time at which the other end knocked.
+    /// Time from which on shadows of the other end are answered.
     knocked: Option<Time>,
+    /// Time at which the other host said that a rule of it requires the bump.
+    hidden: Option<Time>,
     /// Bytes between what is shown and where this end stands.
     behind: u32,
     /// Numbers of this end at the last look.
@@ -193,6 +197,7 @@ impl Shadow {
             is_answer_due: false,
             asked: None,
             knocked: None,
+            hidden: None,
             behind: 0,
             stands: None,
             first: None,
@@ -267,9 +272,20 @@ impl Shadow {
         self.repeated = 0;
     }
 
-    /// The other end knocks: its shadows are answered from now on.
-    pub fn handle_knock(&mut self, now: Time) {
+    /// The connection may be about to go to plain: shadows of the other end are answered from now on.
+    pub fn listen(&mut self, now: Time) {
         self.knocked = Some(now);
+    }
+
+    /// The other end knocks: no rule there requires the bump any more.
+    pub fn handle_knock(&mut self, now: Time) {
+        self.hidden = None;
+        self.listen(now);
+    }
+
+    /// A rule of the other host requires the bump: nothing of the connection is shown for [`HIDDEN_FOR`].
+    pub fn hide(&mut self, now: Time) {
+        self.hidden = Some(now);
     }
 
     /// True if the routers are to know all of it now.
@@ -279,9 +295,16 @@ impl Shadow {
                 && is_within(self.is_heard.then_some(self.heard_at), ASKED_FOR, now)
     }
 
-    /// True if it is shown, or will be if the other end is heard, although it is not kept up.
-    pub fn is_on_demand(&self, now: Time) -> bool {
-        is_within(self.asked, ASKED_FOR, now) || is_within(self.knocked, CATCH_UP_WITHIN, now)
+    /// True if it is shown, or will be if the other end is heard. Otherwise plain is not `kept` open for it, and nothing asks for it now, or
+    /// a rule of the other host wants nothing of it to be seen.
+    pub fn is_due(&self, kept: bool, now: Time) -> bool {
+        let is_on_demand =
+            is_within(self.asked, ASKED_FOR, now) || is_within(self.knocked, CATCH_UP_WITHIN, now);
+        (kept || is_on_demand) && !self.is_hidden(now)
+    }
+
+    fn is_hidden(&self, now: Time) -> bool {
+        is_within(self.hidden, HIDDEN_FOR, now)
     }
 
     /// True if the other end was heard since the connection left plain.
@@ -302,7 +325,7 @@ impl Shadow {
     /// State of plain: true if it carries the connection as far as that shows, and the time at which the other end was last heard.
     pub fn plain(&self, now: Time) -> (bool, Time) {
         let is_heard = now.since(self.heard_at) < SILENT_AFTER && self.repeated < REPETITIONS;
-        (is_heard, self.heard_at)
+        (is_heard && !self.is_hidden(now), self.heard_at)
     }
 
     /// True if the other end has shown that it has all up to `sent`, so routers on the way have seen that.

@@ -206,6 +206,7 @@ impl Bumps {
             Body::Knock(conns) => Body::Knock(conns),
             Body::Match(conns) => Body::Match(conns),
             Body::Seek(ports) => Body::Seek(ports),
+            Body::Hide(conns) => Body::Hide(conns),
             Body::Answer(outcomes) => {
                 let number = |value| BumpId::new(u8::try_from(value).ok()?);
                 let ours = |(outcome, value)| match (outcome, number(value)) {

@@ -716,38 +716,6 @@ fn the_way_back_stays_open_through_routers_that_follow_the_numbers() {
     });
 }
 
-/// A host whose rule requires a bump shows nothing in plain, however much goes by the bump.
-#[test]
-fn what_a_rule_requires_on_a_bump_is_not_shown_in_plain() {
-    isolated(|| {
-        Homes::run(|net| {
-            net.internet.shell(
-                "nft add table ip seen\n\
-                 nft 'add chain ip seen forward { type filter hook forward priority -10; }'\n\
-                 nft add counter ip seen plain\n\
-                 nft add rule ip seen forward tcp sport 7000 counter name plain\n\
-                 nft add rule ip seen forward tcp dport 7000 counter name plain",
-            )?;
-            let mut conn = net.connect(0, FROM, 7000)?;
-            let laptop = &net.laptops[0];
-            laptop.put_on("seal", "--dport", 7000)?;
-            laptop.wait_locked(7000)?;
-            for (node, end) in [(laptop, "--dport"), (&net.b, "--sport")] {
-                let rule = ["rule", "add", end, "7000", "--bump", "seal", "--require"];
-                node.ctl(&rule)?;
-            }
-            exchange(&mut conn, SOME)?;
-            net.internet.run("nft reset counter ip seen plain")?;
-            for _ in 0..50_000_000 / SOME {
-                exchange(&mut conn, SOME)?;
-            }
-            let seen = net.internet.run("nft list counter ip seen plain")?;
-            ensure!(seen.contains("packets 0 bytes 0"), "{seen}");
-            Ok(())
-        })
-    });
-}
-
 /// A router gives the laptop another IPv6 prefix, and keeps nothing of its connections in mind (NPTv6, RFC 6296).
 #[test]
 fn a_connection_moves_though_its_prefix_is_translated() {

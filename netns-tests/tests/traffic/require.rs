@@ -7,6 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_lab::End;
 use netns_tests::daemon::wait;
 use netns_tests::eavesdropper::is_tcp;
+use netns_tests::homes::Homes;
+use netns_tests::routed::exchange;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Setup, isolated};
@@ -214,5 +216,59 @@ fn what_would_let_it_out_is_refused() {
                 })?;
         }
         Ok(())
+    });
+}
+
+/// Neither host shows anything in plain of what a rule of one requires on its bump, however much goes by the bump; nor is the way back
+/// lost by that.
+#[test]
+fn what_either_host_requires_is_not_shown_in_plain() {
+    const SOME: usize = 200_000;
+    isolated(|| {
+        Homes::run(|net| {
+            net.internet.shell(
+                "nft add table ip seen\n\
+                 nft 'add chain ip seen forward { type filter hook forward priority -10; }'\n\
+                 nft add counter ip seen plain\n\
+                 nft add rule ip seen forward tcp sport 7000 counter name plain\n\
+                 nft add rule ip seen forward tcp dport 7000 counter name plain",
+            )?;
+            let shown = || net.internet.run("nft reset counter ip seen plain");
+            let is_hidden = |shown: &str| shown.contains("packets 0 bytes 0");
+            let laptop = &net.laptops[0];
+            let rulers = [(laptop, "--dport"), (&net.b, "--sport")];
+            for (port, rulers) in (40_000..).zip([&rulers[..1], &rulers[1..], &rulers[..]]) {
+                let mut conn = net.connect(0, port, 7000)?;
+                laptop.put_on("seal", "--dport", 7000)?;
+                laptop.wait_locked(7000)?;
+                // Both hosts show it until then.
+                (0..10).try_for_each(|_| exchange(&mut conn, SOME))?;
+                wait("shadows in plain", || {
+                    shown().is_ok_and(|shown| !is_hidden(&shown))
+                })?;
+                let mut rules = Vec::new();
+                for (node, end) in rulers {
+                    let rule = ["rule", "add", end, "7000", "--bump", "seal", "--require"];
+                    rules.push((node, node.ctl(&rule)?["id"].to_string()));
+                }
+                wait("nothing in plain", || {
+                    let mut some = (0..10).map(|_| exchange(&mut conn, SOME));
+                    let moved = shown().and_then(|_| some.try_for_each(|moved| moved));
+                    let shown = moved.and_then(|()| shown());
+                    shown.is_ok_and(|shown| is_hidden(&shown))
+                })?;
+                for _ in 0..50_000_000 / SOME {
+                    exchange(&mut conn, SOME)?;
+                }
+                let seen = shown()?;
+                ensure!(is_hidden(&seen), "{seen}");
+                for (node, id) in rules {
+                    node.ctl(&["rule", "del", &id])?;
+                }
+                laptop.put_on("plain", "--dport", 7000)?;
+                exchange(&mut conn, SOME)?;
+            }
+            Ok(())
+        })
     });
 }

@@ -182,6 +182,7 @@ fn questions_about_nothing_are_answered_with_nothing() {
             let questions = [
                 nothing(Body::Match(Vec::new())),
                 nothing(Body::Knock(Vec::new())),
+                nothing(Body::Hide(Vec::new())),
                 nothing(Body::Confirm { bump, conns }),
                 // The answer is of all ports together.
                 (Body::Seek(Vec::new()), vec![(Outcome::NoConnection, 0)]),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::matches::Shown;
-use super::{Machine, ROUND, knocks, locks, matches, switches, wants};
+use super::{Machine, ROUND, hides, knocks, locks, matches, switches, wants};
 use crate::messages::{Body, Message};
 
 /// Questions of one peer that wait for their turn.
@@ -94,6 +94,7 @@ impl Questions {
             Body::Switch { switch, conns } => switches::answer(m, peer, switch, conns).await,
             Body::Confirm { bump, conns } => locks::answer(m, peer, bump, &conns).await,
             Body::Knock(conns) => knocks::answer(m, peer, &conns).await,
+            Body::Hide(conns) => hides::answer(m, peer, &conns).await,
             Body::Match(conns) => matches::answer(m, peer, &conns).await,
             Body::Seek(ports) => vec![matches::show(shared, peer, &ports, &self.shown).await],
             Body::Want {

@@ -150,6 +150,7 @@ async fn put<M: Machine>(
     }
     // What a rule requires on its bump is not shown in plain from now on.
     m.wake(Task::Shadow);
+    m.wake(Task::Confirm);
     // Connections may have begun while peers made ready.
     let known = m.lives().await;
     let lives = known.as_deref().unwrap_or(lives);

@@ -76,12 +76,12 @@ async fn look<M: Machine>(
     let shows = lives.values().filter(may_show);
     let shows = shows.map(|live| (live.pair(), m.window_scale(live)));
     let (mut pairs, at) = (shows.collect::<BTreeMap<_, _>>(), m.now());
-    // In plain the routers see the connection itself.
+    // In plain the routers see the connection itself. Where a rule requires the bump it is still known what they saw before.
     m.shadows(|shadows| {
-        shadows.retain(|pair, shadow| pairs.contains_key(pair) || shadow.is_fresh(at));
+        shadows.retain(|pair, shadow| lives.contains_key(pair) || shadow.is_fresh(at));
         pairs.retain(|pair, _| {
-            let is_on_demand = |shadow: &Shadow| shadow.is_on_demand(at);
-            m.is_matched(pair) || shadows.get(pair).is_some_and(is_on_demand)
+            let (shadow, is_matched) = (shadows.get(pair), m.is_matched(pair));
+            shadow.map_or(is_matched, |shadow| shadow.is_due(is_matched, at))
         });
     });
     if pairs.is_empty() {
@@ -292,7 +292,7 @@ pub(super) async fn outrun<M: Machine>(m: &M, pairs: &[FlowKey]) -> BTreeSet<Flo
 
 /// Has the shadows of these connections answered, which the peer shows where they [outran](outrun) the routers.
 pub(super) fn listen<M: Machine>(m: &M, pairs: impl Iterator<Item = FlowKey>) {
-    tell(m, pairs, Shadow::handle_knock);
+    tell(m, pairs, Shadow::listen);
 }
 
 /// Connections of these of which the peer has not shown in plain that it has all that they sent: a router on the way that has not

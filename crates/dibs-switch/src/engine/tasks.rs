@@ -11,7 +11,7 @@ use dibs_core::Time;
 use futures_util::future::{Either, select};
 
 use super::strangers::Strangers;
-use super::{Machine, Task, ended, entries, locks, or_warn, rules, shadows, tells};
+use super::{Machine, Task, ended, entries, hides, locks, or_warn, rules, shadows, tells};
 
 /// Time between two looks that nothing gave cause for, at least.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -87,10 +87,10 @@ async fn keep_telling<M: Machine + 'static>(m: &Rc<M>) {
     }
 }
 
-/// Asks peers to confirm where connections are, after each switch and from time to time; lets those follow again before that left
-/// their bumps a while ago.
+/// Asks peers to confirm where connections are, after each switch and from time to time, and tells them what rules require; lets
+/// those follow again before that left their bumps a while ago.
 async fn keep_asking<M: Machine + 'static>(m: &Rc<M>) {
-    let busy = Rc::new(Busy::default());
+    let (busy, told) = (Rc::new(Busy::default()), Rc::new(hides::Told::default()));
     let mut pace = Pace::default();
     loop {
         is_due(&**m, Task::Confirm, Some(m.now() + LOOK_EVERY)).await;
@@ -100,6 +100,8 @@ async fn keep_asking<M: Machine + 'static>(m: &Rc<M>) {
         );
         let began = m.now();
         m.note_done("ask peers to confirm", ask(m, &busy).await);
+        let hidden = hides::tell(m, &told).await;
+        m.note_done("tell peers what rules require", hidden);
         // A look lists all connections, and each new one is a cause for one.
         m.sleep(pace.pause(began, m.now())).await;
     }

@@ -191,6 +191,22 @@ fn a_firewall_is_caught_up_with_once_an_end_knocks() {
     }
 }
 
+/// The other host says again and again that a rule of it requires the bump, and knocks once that has ended.
+#[test]
+fn a_connection_that_the_other_host_requires_is_hidden_until_it_knocks_or_falls_silent() {
+    let (is_kept, just_before) = (true, START + HIDDEN_FOR - TICK);
+    let mut shadow = Shadow::new(None, START);
+    shadow.hide(START);
+    shadow.ask(START);
+    shadow.listen(just_before);
+    assert!(!shadow.is_due(is_kept, just_before));
+    let (is_open, _) = shadow.plain(just_before);
+    assert!(!is_open);
+    assert!(shadow.is_due(is_kept, START + HIDDEN_FOR));
+    shadow.handle_knock(just_before);
+    assert!(shadow.is_due(!is_kept, just_before));
+}
+
 /// The last word of an end was lost that nobody asked for more. The other one, which is to leave, repeats itself.
 #[test]
 fn an_end_that_repeats_itself_is_told_again_what_it_has_not_heard() {
