@@ -252,7 +252,7 @@ impl Conntrack {
 
     /// Has the kernel take packets of a TCP connection for valid, and translate them, whatever their numbers. `false`: it is
     /// not tracked.
-    pub async fn loosen(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
+    pub async fn make_liberal(&mut self, tuple: &FlowKey) -> Result<bool, Error> {
         let done = self.change_tcp(tuple, made::liberal(), Vec::new()).await;
         done.map_err(Error::netlink(format!("take all numbers of {tuple}")))
     }

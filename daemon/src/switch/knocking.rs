@@ -60,10 +60,13 @@ pub(super) async fn breaks_in_plain(daemon: &Daemon) -> anyhow::Result<Option<St
 }
 
 /// Has the nat table translate these connections whatever their numbers are. Otherwise it does not if those are old or far.
-async fn loosen(daemon: &Daemon, pairs: impl Iterator<Item = &FlowKey>) -> anyhow::Result<()> {
+async fn make_liberal(
+    daemon: &Daemon,
+    pairs: impl Iterator<Item = &FlowKey>,
+) -> anyhow::Result<()> {
     let translated = |pair: &&FlowKey| daemon.host.translated.borrow().contains_key(pair);
     for pair in pairs.filter(translated) {
-        daemon.kernel.conntrack()?.loosen(pair).await?;
+        daemon.kernel.conntrack()?.make_liberal(pair).await?;
     }
     Ok(())
 }
@@ -74,7 +77,7 @@ pub(crate) async fn numbers_of(
     pairs: &[FlowKey],
 ) -> anyhow::Result<BTreeMap<FlowKey, Standing>> {
     // The connection goes on while it is knocked for.
-    loosen(daemon, pairs.iter()).await?;
+    make_liberal(daemon, pairs.iter()).await?;
     let begin = Instant::now();
     let mut solicited: Option<Instant> = None;
     let bumps: Vec<BumpId> = {
@@ -159,7 +162,7 @@ pub(crate) async fn stands_of(
     pairs: &BTreeSet<FlowKey>,
 ) -> anyhow::Result<BTreeMap<FlowKey, Stand>> {
     let mut found = BTreeMap::new();
-    loosen(daemon, pairs.iter()).await?;
+    make_liberal(daemon, pairs.iter()).await?;
     let conns = pairs.iter().map(|pair| (*pair, ()));
     let ears = ears_of(conns, |is_v4, conns| {
         let ports = conns.iter().map(|(pair, ())| (pair.sport, pair.dport));
