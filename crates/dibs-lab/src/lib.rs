@@ -34,7 +34,7 @@ pub mod load;
 mod packet_socket;
 mod plaintext;
 pub mod plot;
-mod processor;
+pub mod processor;
 pub mod site;
 
 pub use capture::{Capture, Packet, Recording};

@@ -57,7 +57,10 @@ fn times(text: &str) -> Option<Times> {
 }
 
 /// Processor time that a process has used so far.
-pub(crate) fn time_of(process: u32) -> Result<Duration> {
+///
+/// # Errors
+/// There is no such process.
+pub fn time_of(process: u32) -> Result<Duration> {
     let path = format!("/proc/{process}/stat");
     let text = std::fs::read_to_string(&path).context(path)?;
     let ticks = ticks(&text).context("/proc/PID/stat has other fields than expected")?;
@@ -73,7 +76,10 @@ fn ticks(text: &str) -> Option<u64> {
 }
 
 /// Bytes of memory of a process: a page of several processes counts for its part.
-pub(crate) fn memory_of(process: u32) -> Result<u64> {
+///
+/// # Errors
+/// As of [`time_of`].
+pub fn memory_of(process: u32) -> Result<u64> {
     let path = format!("/proc/{process}/smaps_rollup");
     let text = std::fs::read_to_string(&path).context(path)?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));

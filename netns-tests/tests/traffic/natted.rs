@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use dibs_io::{PacketEar, PacketSender};
 use dibs_lab::load::retransmissions;
+use dibs_lab::processor::{memory_of, time_of};
 use dibs_wire::packet::{self, FlowKey, Packet};
 use dibs_wire::readdress;
 use netns_tests::daemon::{Node, SOON, wait};
@@ -545,6 +546,8 @@ fn who_copies_what_a_laptop_shows_gets_no_match() {
             });
             let (ear, sender) = (ear?, sender?);
             let done = AtomicBool::new(false);
+            let server_pid = net.b.pid().context("the server's daemon")?;
+            let before = (time_of(server_pid)?, memory_of(server_pid)?);
             let copies = thread::scope(|scope| {
                 let copying = scope.spawn(|| {
                     let mut copies = Vec::new();
@@ -562,7 +565,7 @@ fn who_copies_what_a_laptop_shows_gets_no_match() {
                                 readdress::segment(&mut packet, at, &ends);
                                 copies.push((from, packet.clone()));
                             }
-                            for _ in 0..200 {
+                            for _ in 0..1000 {
                                 sender.send(copier, target, &packet)?;
                             }
                         }
@@ -576,9 +579,15 @@ fn who_copies_what_a_laptop_shows_gets_no_match() {
             })?;
             ensure!(!copies.is_empty(), "no copies");
             // And once more, when nobody waits for them.
-            for (from, packet) in copies.iter().cycle().take(1000) {
+            for (from, packet) in copies.iter().cycle().take(5000) {
                 sender.send(*from, target, packet)?;
             }
+            let used = time_of(server_pid)?.saturating_sub(before.0);
+            let kept = memory_of(server_pid)?.saturating_sub(before.1);
+            ensure!(
+                used < Duration::from_secs(1) && kept < 4 << 20,
+                "{used:?} of a processor, {kept} bytes"
+            );
             exchange(&mut own, FEW)?;
             exchange(&mut others, FEW)?;
             ensure!(net.laptops[0].bumps(7000)? == ["seal"] && net.b.bumps(7000)? == ["seal"]);
