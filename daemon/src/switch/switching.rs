@@ -141,7 +141,10 @@ fn refusal(daemon: &Daemon, pair: &FlowKey, bump: Option<BumpId>, answer: Answer
     let why = match outcome {
         Said::NoBump => return not_carried_by(daemon, pair, bump),
         Said::Done | Said::Older => "the peer moved it at the same time: repeat the command",
-        Said::NoConnection | Said::OtherSocket => "the peer does not know this connection",
+        Said::NoConnection | Said::OtherSocket => {
+            "the peer does not know this connection: it has just ended there, or a nat rule of the peer leads its port to \
+             another one of its own (REDIRECT)"
+        }
         Said::NotHeard if bump.is_none() => {
             "a router or firewall on the way has not followed all of what went by the bump yet, and could end it: repeat the \
              command (--force moves it, and it may break)"

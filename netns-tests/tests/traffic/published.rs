@@ -240,3 +240,47 @@ fn connections_to_a_port_that_a_router_leads_to_another_one_move() {
         })
     });
 }
+
+/// A nat rule of the server leads a port to another one of its own: it knows an open connection by that one, and the laptop by the
+/// other, and both are refused. What begins on a bump is on it at both ends.
+#[test]
+fn connections_to_a_port_that_the_server_redirects_begin_on_bumps() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            net.b.host.run(
+                "iptables -t nat -A PREROUTING -p tcp --dport 8443 -j REDIRECT --to-ports 443",
+            )?;
+            let talk = |from: u16| -> Result<Talk> {
+                let ends = [server(443), server(8443)];
+                let conn = connect_translated(geteuid(), from, &net.a.host, &net.b.host, ends)?;
+                Talk::over(&net.a.host, &net.b.host, conn)
+            };
+            let live = talk(FROM)?;
+            live.advance(SETTLED)?;
+            let ends = [(&net.a, "--dport", "8443"), (&net.b, "--sport", "443")];
+            for ((node, end, port), says) in
+                ends.iter().zip(["REDIRECT", "a rule of the nat table"])
+            {
+                let said = node.refused(&["enable", end, port, "--bump", "seal"])?;
+                ensure!(said.contains(says), "{said}");
+                live.advance(SETTLED)?;
+            }
+            live.finish()?;
+            for ((node, end, port), from) in ends.iter().zip(FROM + 1..) {
+                let made = node.ctl(&["rule", "add", end, port, "--bump", "seal"])?;
+                let new = talk(from)?;
+                new.advance(SETTLED)?;
+                net.a.wait_bump(8443, "seal")?;
+                net.b.wait_bump(443, "seal")?;
+                for (node, end, port) in ends {
+                    let said = node.refused(&["disable", end, port])?;
+                    ensure!(said.contains("--force moves it"), "{said}");
+                    new.advance(SETTLED)?;
+                }
+                new.finish()?;
+                node.ctl(&["rule", "del", &made["id"].to_string()])?;
+            }
+            Ok(())
+        })
+    });
+}
