@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::ConnSnapshot;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Level};
 
 use crate::answering::Refusal;
 use crate::asking::Conclusion;
@@ -264,8 +264,8 @@ pub trait Machine {
     fn is_steering(&self) -> bool;
     /// True if connections between these ends pass this host, between others.
     fn passes(&self, pair: &FlowKey) -> bool;
-    /// True if a rule asks for a session.
-    fn prefers(&self) -> bool;
+    /// True if a rule of this level is in force.
+    fn has_rule(&self, level: Level) -> bool;
     /// Access to what is known of a peer's session: there is one, and the peer answers.
     fn answers<R>(&self, peer: usize, access: impl FnOnce(&mut bool) -> R) -> R;
     /// Looks which peers have a session and answer, by index.

@@ -124,10 +124,10 @@ impl Machine for Daemon {
         connections::passes(&self.host, pair)
     }
 
-    fn prefers(&self) -> bool {
+    fn has_rule(&self, level: Level) -> bool {
         let state = self.state.borrow();
         let mut rules = state.rules.in_force();
-        rules.any(|rule| rule.level == Level::Prefer)
+        rules.any(|rule| rule.level == level)
     }
 
     fn answers<R>(&self, peer: usize, access: impl FnOnce(&mut bool) -> R) -> R {

@@ -161,9 +161,9 @@ impl Machine for Host {
         false
     }
 
-    fn prefers(&self) -> bool {
+    fn has_rule(&self, level: Level) -> bool {
         let rules = &self.daemon().rules;
-        rules.iter().any(|rule| rule.level == Level::Prefer)
+        rules.iter().any(|rule| rule.level == level)
     }
 
     fn answers<R>(&self, _: usize, access: impl FnOnce(&mut bool) -> R) -> R {

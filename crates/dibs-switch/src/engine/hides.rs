@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_settings::Level;
 use dibs_wire::FlowKey;
 
 use super::tasks::Busy;
@@ -26,7 +27,10 @@ pub(super) struct Told {
 
 /// Tells peers what rules require by now. Of connections that both hosts call alike, nothing is shown unless one of them asks for that.
 pub(super) async fn tell<M: Machine + 'static>(m: &Rc<M>, told: &Rc<Told>) -> Result<(), M::Fault> {
-    let mut bumped = m.matched();
+    let mut bumped = match m.has_rule(Level::Require) {
+        true => m.matched(),
+        false => Vec::new(),
+    };
     m.conns(|conns| bumped.retain(|pair| !m.is_outside(conns.get(pair).place.marked())));
     if bumped.is_empty() {
         told.at.take();

@@ -4,7 +4,7 @@ use dibs_wire::FlowKey;
 use std::collections::{BTreeMap, BTreeSet};
 
 use dibs_core::Time;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Level};
 
 use super::asks::{self, Move, ROUND, by_peer};
 use super::{
@@ -258,7 +258,7 @@ pub async fn follow_at_peer<M: Machine>(m: &M, peer: usize) -> Result<(), M::Fau
 /// The system does not say, or cannot follow; it does with the next look.
 pub async fn look_at_sessions<M: Machine>(m: &M) -> Result<(), M::Fault> {
     let mut turned = note_sessions(m).await?;
-    if turned.is_empty() || !m.prefers() {
+    if turned.is_empty() || !m.has_rule(Level::Prefer) {
         return Ok(());
     }
     let followed = follow_sessions(m, &mut turned).await;

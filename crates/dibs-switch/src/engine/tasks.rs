@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_settings::Level;
 use futures_util::future::{Either, select};
 
 use super::strangers::Strangers;
@@ -199,7 +200,7 @@ async fn keep_sessions<M: Machine>(m: &M) {
     loop {
         let looked = rules::look_at_sessions(m).await;
         m.note_done("apply rules that prefer their bump", looked);
-        let next = m.prefers().then(|| m.now() + SESSIONS_EVERY);
+        let next = m.has_rule(Level::Prefer).then(|| m.now() + SESSIONS_EVERY);
         is_due(m, Task::Sessions, next).await;
     }
 }
