@@ -190,15 +190,18 @@ fn ipv6_outside() {
             let heard = ears.finish()?;
             // 0800: IPv4, behind two Ethernet addresses.
             let is_ipv4 = |frame: &[u8]| frame.get(12..14) == Some(&[8, 0]);
-            for link in [&heard.eth, &heard.wlan] {
-                let bytes = |v4| {
+            let bytes = |v4| {
+                [&heard.eth, &heard.wlan].map(|link| {
                     let packets = link.packets.iter();
                     let those = packets.filter(|packet| is_ipv4(&packet.frame) == v4);
                     those.map(|packet| packet.frame.len()).sum::<usize>()
-                };
-                ensure!(bytes(true) == 0, "{} bytes in IPv4", bytes(true));
-                ensure!(bytes(false) > 1 << 20, "{} bytes in IPv6", bytes(false));
-            }
+                })
+            };
+            ensure!(bytes(true) == [0; 2], "{:?} bytes in IPv4", bytes(true));
+            // How much each carries is not the point: a busy machine may have one carry most.
+            let [eth, wlan] = bytes(false);
+            let carried = eth.min(wlan) > 64 << 10 && eth + wlan > 4 << 20;
+            ensure!(carried, "{eth} and {wlan} bytes in IPv6");
             Ok(())
         })
     });
